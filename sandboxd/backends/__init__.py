@@ -1,0 +1,29 @@
+"""What makes sandboxes: one `match`, no registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandboxd.backends.base import Backend
+
+if TYPE_CHECKING:
+    from sandboxd.config import Config
+
+
+def open_backend(kind: str, config: Config) -> Backend:
+    """The backend of this kind, not yet opened. Each is imported only when a pool uses it."""
+    match kind:
+        case "namespace":
+            from sandboxd.backends.namespace import NamespaceBackend
+
+            return NamespaceBackend(config.state_dir / "namespace")
+        case "docker":
+            from sandboxd.backends.docker import DockerBackend
+
+            return DockerBackend(config.state_dir / "docker")
+        case "fake":
+            from sandboxd.backends.fake import FakeBackend, FakeScript
+
+            return FakeBackend(FakeScript(**config.fake.model_dump()))
+        case _:
+            raise ValueError(f"no backend {kind!r}")

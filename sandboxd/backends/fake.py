@@ -1,0 +1,206 @@
+"""A backend without isolation that fails when told to, so that users can test their own masking.
+
+Commands run for real, as plain processes of this user in a temporary directory; sandboxes start after
+a scripted time, and fail, hang or die by script. Everything random is drawn from one seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandboxd.backends.host_process import HostProcess
+from sandboxd.clock import Clock, MonotonicClock
+from sandboxd.errors import FileFailed, FileNotFound, Phase, SandboxLost, StartFailed
+from sandboxd.types import Capabilities, Command, Event, Template
+
+FILE_PIECE_BYTES = 256 * 1024
+
+
+@dataclass(slots=True)
+class FakeScript:
+    """What goes wrong, and when.
+
+    `start_seconds` is how long a start takes; `fail_rate` and `hang_rate` are chances per attempt in
+    [0, 1]; `first_failures` are raised by the first attempts, in order, before chance has its say.
+    `die_rate` is the chance per command that the sandbox dies under it.
+    """
+
+    start_seconds: float = 0.0
+    fail_rate: float = 0.0
+    fail_phase: Phase = Phase.START
+    hang_rate: float = 0.0
+    die_rate: float = 0.0
+    first_failures: list[StartFailed] = field(default_factory=list)
+    seed: int = 0
+
+
+class FakeBackend:
+    """Keeps its sandboxes in this process; `script` may be changed while it runs."""
+
+    name = "fake"
+
+    def __init__(self, script: FakeScript | None = None, *, clock: Clock | None = None) -> None:
+        self.script = script or FakeScript()
+        self.created_total = 0
+        self.prepared: list[str] = []
+        self._clock = clock or MonotonicClock()
+        self._random = random.Random(self.script.seed)
+        self._alive: dict[str, FakeConnection] = {}
+
+    async def open(self) -> None:
+        """Nothing to prepare."""
+
+    async def close(self) -> None:
+        for sandbox_id in list(self._alive):
+            await self.destroy(sandbox_id)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(isolation="none", notes=("commands run as plain processes of this user",))
+
+    async def prepare(self, template: Template) -> None:
+        if template.image and template.image not in self.prepared:
+            self.prepared.append(template.image)
+
+    async def create(self, sandbox_id: str, template: Template) -> FakeConnection:
+        script = self.script
+        if self._random.random() < script.hang_rate:
+            await asyncio.get_running_loop().create_future()
+        if script.start_seconds:
+            await self._clock.sleep(script.start_seconds)
+        if script.first_failures:
+            raise script.first_failures.pop(0)
+        if self._random.random() < script.fail_rate:
+            raise StartFailed("the script says that this start fails", phase=script.fail_phase)
+        self.created_total += 1
+        connection = FakeConnection(template, dies=lambda: self._random.random() < self.script.die_rate)
+        self._alive[sandbox_id] = connection
+        return connection
+
+    async def destroy(self, sandbox_id: str) -> None:
+        connection = self._alive.pop(sandbox_id, None)
+        if connection is not None:
+            await connection.end()
+
+    async def list_ids(self) -> list[str]:
+        return list(self._alive)
+
+    def kill(self, sandbox_id: str) -> None:
+        """Lets a sandbox die as if the host had killed it."""
+        self._alive[sandbox_id].die("killed by the test")
+
+
+class FakeConnection:
+    """A way into one fake sandbox."""
+
+    def __init__(self, template: Template, *, dies: Callable[[], bool]) -> None:
+        self._template = template
+        self._dies = dies
+        self._home = Path(tempfile.mkdtemp(prefix="sandboxd-fake-"))
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._processes: set[HostProcess] = set()
+
+    def die(self, why: str) -> None:
+        """Ends the sandbox under whoever uses it."""
+        if not self._lost.done():
+            self._lost.set_result(why)
+        for process in self._processes:
+            process.kill_tree()
+
+    async def end(self) -> None:
+        """Kills what runs and removes the sandbox's directory."""
+        self.die("destroyed")
+        await asyncio.to_thread(shutil.rmtree, self._home, ignore_errors=True)
+
+    @contextlib.asynccontextmanager
+    async def exec(self, command: Command) -> AsyncIterator[AsyncIterator[Event]]:
+        self._check()
+        if self._dies():
+            self.die("the script says that it dies under this command")
+            self._check()
+        process = HostProcess(command, self._template.env, self._directory(command.cwd))
+        self._processes.add(process)
+        try:
+            yield self._events(process)
+        finally:
+            process.kill_tree()
+            self._processes.discard(process)
+
+    async def _events(self, process: HostProcess) -> AsyncIterator[Event]:
+        async for event in process.events():
+            self._check()
+            yield event
+
+    async def ping(self) -> None:
+        self._check()
+
+    async def write_file(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
+        self._check()
+        target = self._path(path)
+        size = 0
+        with _file_errors(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                raise IsADirectoryError(21, "Is a directory")
+            partial = target.with_name(target.name + ".partial")
+            with partial.open("wb") as file:
+                async for piece in data:
+                    size += file.write(piece)
+            partial.chmod(mode)
+            partial.rename(target)
+        return size
+
+    async def read_file(
+        self, path: bytes, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncIterator[bytes]:
+        self._check()
+        left = limit
+        with _file_errors(path), self._path(path).open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(22, "not a regular file")
+            file.seek(offset)
+            while left is None or left > 0:
+                piece = file.read(FILE_PIECE_BYTES if left is None else min(left, FILE_PIECE_BYTES))
+                if not piece:
+                    return
+                left = None if left is None else left - len(piece)
+                yield piece
+
+    async def wait_lost(self) -> str:
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _check(self) -> None:
+        if self._lost.done():
+            raise SandboxLost(f"the sandbox died: {self._lost.result()}")
+
+    def _directory(self, cwd: bytes | None) -> Path:
+        directory = self._path(cwd or self._template.cwd)
+        if cwd is None:
+            directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def _path(self, path: bytes) -> Path:
+        """Paths below the template's working directory and relative ones live in the temporary directory."""
+        absolute = Path(os.fsdecode(self._template.cwd)) / os.fsdecode(path)
+        return self._home / absolute.relative_to("/")
+
+
+@contextlib.contextmanager
+def _file_errors(path: bytes) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFound(f"no such file: {os.fsdecode(path)!r}") from error
+    except OSError as error:
+        raise FileFailed(f"{os.fsdecode(path)!r}: {error.strerror}") from error

@@ -1,0 +1,317 @@
+"""The client: leases sandboxes from a daemon, keeps the leases alive, and runs commands in them.
+
+    async with Client() as client:
+        async with client.acquire("python") as box:
+            result = await box.exec(["python3", "-c", "print(1)"])
+
+Errors are those of `sandboxd.errors`, as the daemon raised them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from sandboxd import replies
+from sandboxd.config import default_address
+from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
+from sandboxd.replies import ExecResult, SandboxInfo
+from sandboxd.status import from_rpc_error
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, Exited, PoolStats, Stderr, Stdout
+from sandboxd.v1 import sandbox_service_pb2 as pb
+from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+from sandboxd.wire import OUTPUT_PIECE_BYTES, duration
+
+Word = str | bytes | os.PathLike[str]
+
+# A lease is renewed when a third of its time has passed, so that two renewals may fail.
+RENEW_FRACTION = 1 / 3
+# Calls that the daemon answers at once end after this time at the latest.
+CALL_TIMEOUT_SECONDS = 30.0
+RELEASE_TIMEOUT_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from None
+    except grpc.aio.UsageError as error:
+        raise BackendUnavailable(f"the client is closed: {error}") from None
+
+
+def _bytes(word: Word) -> bytes:
+    return os.fsencode(word)
+
+
+class Client:
+    """A connection to one daemon. `address` is `unix:/path` or `host:port`; the user's own by default."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self.address = address or default_address()
+        self._stack = contextlib.AsyncExitStack()
+        self._boxes: dict[str, Box] = {}
+        self._nudge = asyncio.Event()
+
+    async def __aenter__(self) -> Client:
+        self._channel = grpc.aio.insecure_channel(
+            self.address, options=[("grpc.max_receive_message_length", 4 << 20)]
+        )
+        await self._stack.enter_async_context(self._channel)
+        self._sandboxes = pb_grpc.SandboxServiceStub(self._channel)
+        self._pools = pb_grpc.PoolServiceStub(self._channel)
+        self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._renewal = self._tasks.create_task(self._renew_leases(), name="lease renewal")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._renewal.cancel()
+        await self._stack.__aexit__(kind, error, trace)
+
+    def acquire(
+        self,
+        pool: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+    ) -> Acquisition:
+        """Leases a sandbox: `async with client.acquire(…) as box`, or `box = await client.acquire(…)`.
+
+        Waits up to `timeout` seconds; the lease lasts `ttl` seconds and is renewed while the client
+        lives. Raises QueueFull, AcquireTimedOut, StartFailed, PoolNotFound, BackendUnavailable.
+        """
+        request = pb.AcquireSandboxRequest(
+            pool=POOL_PREFIX + pool,
+            ttl=None if ttl is None else duration(ttl),
+            labels=labels,
+            request_id=request_id or uuid.uuid4().hex,
+        )
+        return Acquisition(self, request, timeout)
+
+    async def get_pool(self, pool: str) -> PoolStats:
+        """Counts and totals of one pool. Raises PoolNotFound."""
+        with _translated():
+            reply = await self._pools.GetPool(
+                pb.GetPoolRequest(name=POOL_PREFIX + pool), timeout=CALL_TIMEOUT_SECONDS
+            )
+        return replies.stats(reply)
+
+    async def list_pools(self) -> dict[str, PoolStats]:
+        """All pools by name."""
+        with _translated():
+            reply = await self._pools.ListPools(pb.ListPoolsRequest(), timeout=CALL_TIMEOUT_SECONDS)
+        return {pool.name.removeprefix(POOL_PREFIX): replies.stats(pool) for pool in reply.pools}
+
+    async def update_pool(
+        self, pool: str, *, warm: int | None = None, size_limit: int | None = None
+    ) -> PoolStats:
+        """Changes a pool's target or limit until the daemon restarts."""
+        wanted = pb.Pool(name=POOL_PREFIX + pool, warm_count_target=warm, size_limit=size_limit)
+        with _translated():
+            reply = await self._pools.UpdatePool(
+                pb.UpdatePoolRequest(pool=wanted), timeout=CALL_TIMEOUT_SECONDS
+            )
+        return replies.stats(reply)
+
+    async def list_sandboxes(self, pool: str | None = None) -> AsyncIterator[SandboxInfo]:
+        """All sandboxes, oldest first."""
+        request = pb.ListSandboxesRequest(pool=POOL_PREFIX + pool if pool else "", page_size=1000)
+        while True:
+            with _translated():
+                reply = await self._sandboxes.ListSandboxes(request, timeout=CALL_TIMEOUT_SECONDS)
+            for sandbox in reply.sandboxes:
+                yield replies.info(sandbox)
+            if not reply.next_page_token:
+                return
+            request.page_token = reply.next_page_token
+
+    async def _acquire(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
+        with _translated():
+            sandbox = await self._sandboxes.AcquireSandbox(request, timeout=timeout)
+        ttl = sandbox.expire_time.ToNanoseconds() / 1e9 - time.time()
+        box = Box(self, sandbox.name, ttl)
+        self._boxes[sandbox.name] = box
+        self._nudge.set()
+        return box
+
+    async def _release(self, box: Box) -> None:
+        self._boxes.pop(box.name, None)
+        with _translated():
+            await self._sandboxes.ReleaseSandbox(
+                pb.ReleaseSandboxRequest(name=box.name), timeout=RELEASE_TIMEOUT_SECONDS
+            )
+
+    async def _renew_leases(self) -> None:
+        """Renews each lease when it is due; sleeps until the next one or until a new one is taken."""
+        while True:
+            now = time.monotonic()
+            due = [box for box in self._boxes.values() if box.renew_at <= now]
+            await asyncio.gather(*(self._renew(box) for box in due))
+            self._nudge.clear()
+            wait = min((box.renew_at for box in self._boxes.values()), default=now + 3600) - now
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, wait)):
+                    await self._nudge.wait()
+
+    async def _renew(self, box: Box) -> None:
+        try:
+            with _translated():
+                await self._sandboxes.RenewSandbox(
+                    pb.RenewSandboxRequest(name=box.name), timeout=CALL_TIMEOUT_SECONDS
+                )
+        except BackendUnavailable:
+            # The daemon may come back before the lease ends; the next call on the box tells if not.
+            pass
+        except SandboxdError as error:
+            box.ended = error
+            self._boxes.pop(box.name, None)
+            return
+        box.renew_at = time.monotonic() + box.ttl * RENEW_FRACTION
+
+
+class Acquisition:
+    """A sandbox being leased: await it, or enter it to have it released at the end of the block."""
+
+    def __init__(self, client: Client, request: pb.AcquireSandboxRequest, timeout: float | None) -> None:
+        self._client, self._request, self._timeout = client, request, timeout
+        self._box: Box | None = None
+
+    def __await__(self) -> Generator[Any, None, Box]:
+        return self._client._acquire(self._request, self._timeout).__await__()
+
+    async def __aenter__(self) -> Box:
+        self._box = await self
+        return self._box
+
+    async def __aexit__(self, *exception: object) -> None:
+        if self._box is not None:
+            await self._box.release()
+
+
+class Box:
+    """A leased sandbox. It is yours until `release`, or until the daemon has not heard of you for `ttl`."""
+
+    def __init__(self, client: Client, name: str, ttl: float) -> None:
+        self.name = name
+        self.ttl = ttl
+        self.renew_at = time.monotonic() + ttl * RENEW_FRACTION
+        self.ended: SandboxdError | None = None
+        """Why the lease ended before its release, once that is known."""
+        self._client = client
+        self._stub = client._sandboxes
+
+    async def release(self) -> None:
+        """Ends the lease; the daemon destroys the sandbox. Idempotent.
+
+        A daemon that cannot be reached ends the lease by itself when its time runs out.
+        """
+        with contextlib.suppress(BackendUnavailable):
+            await self._client._release(self)
+
+    async def exec(
+        self,
+        argv: Sequence[Word],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        output_limit: int | None = None,
+        cwd: Word | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """Runs a command to its end and returns all it printed.
+
+        A command that fails, times out or is killed is a result, not an exception. Raises SandboxLost
+        when the sandbox died, LeaseExpired when its lease ran out.
+        """
+        stdout, stderr = bytearray(), bytearray()
+        stream = self.stream(argv, stdin=stdin, timeout=timeout, output_limit=output_limit, cwd=cwd, env=env)
+        async for event in stream:
+            match event:
+                case Stdout(data):
+                    stdout += data
+                case Stderr(data):
+                    stderr += data
+                case Exited() as end:
+                    return ExecResult(
+                        reason=end.reason,
+                        exit_code=end.exit_code,
+                        signal=end.signal,
+                        stdout=bytes(stdout),
+                        stderr=bytes(stderr),
+                        wall=end.wall,
+                        cpu=end.cpu,
+                        detail=end.detail,
+                    )
+        raise SandboxLost(f"the command in {self.name} ended without saying how")
+
+    async def stream(
+        self,
+        argv: Sequence[Word],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        output_limit: int | None = None,
+        cwd: Word | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Event]:
+        """Runs a command and yields its events as they come; leaving the iterator kills the command."""
+        if self.ended is not None:
+            raise self.ended
+        request = pb.ExecCommandRequest(
+            name=self.name,
+            argv=[_bytes(word) for word in argv],
+            cwd=_bytes(cwd) if cwd is not None else b"",
+            env=[
+                pb.EnvironmentVariable(name=_bytes(name), value=_bytes(value))
+                for name, value in (env or {}).items()
+            ],
+            stdin=stdin,
+            timeout=None if timeout is None else duration(timeout),
+            output_limit_bytes=output_limit or 0,
+        )
+        call = self._stub.ExecCommand(request)
+        try:
+            with _translated():
+                async for response in call:
+                    yield replies.event(response)
+        finally:
+            call.cancel()
+
+    async def write_file(self, path: Word, data: bytes, *, mode: int = 0o644) -> int:
+        """Replaces a file atomically; returns its size. Raises FileFailed, SandboxLost."""
+
+        async def requests() -> AsyncIterator[pb.WriteFileRequest]:
+            target = pb.WriteFileRequest.Target(name=self.name, path=_bytes(path), mode=mode)
+            yield pb.WriteFileRequest(target=target)
+            for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
+                yield pb.WriteFileRequest(data=data[begin : begin + OUTPUT_PIECE_BYTES])
+
+        with _translated():
+            reply = await self._stub.WriteFile(requests())
+        size: int = reply.size_bytes
+        return size
+
+    async def read_file(self, path: Word, *, offset: int = 0, limit: int | None = None) -> bytes:
+        """Reads a file. Raises FileNotFound, FileFailed, SandboxLost."""
+        request = pb.ReadFileRequest(name=self.name, path=_bytes(path), offset=offset, limit_bytes=limit or 0)
+        content = bytearray()
+        with _translated():
+            async for response in self._stub.ReadFile(request):
+                content += response.data
+        return bytes(content)
+
+    def __repr__(self) -> str:
+        return f"<Box {self.name.removeprefix(SANDBOX_PREFIX)}>"

@@ -1,0 +1,235 @@
+"""The daemon's settings: what may be in its TOML file, with which default, and what each means.
+
+This is the only module of the daemon that reads a settings file or the environment. Unknown keys are
+refused with the nearest known one; every message names the key, the value and the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from sandboxd.ledger import Bounds
+from sandboxd.pool import PoolOptions
+from sandboxd.starting import RetryPolicy
+from sandboxd.types import POOL_ID, Limits, Network, Template
+
+
+class ConfigError(Exception):
+    """The settings cannot be used; the message is one line for a person."""
+
+
+def default_state_dir() -> Path:
+    """Where a daemon of this user keeps its sockets and sandboxes."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else f"/tmp/user-{os.getuid()}")
+    return Path(base) / "sandboxd"
+
+
+def default_address() -> str:
+    """Where a client of this user finds its daemon: `SANDBOXD_ADDRESS`, else the default socket."""
+    return os.environ.get("SANDBOXD_ADDRESS") or f"unix:{default_state_dir() / 'sandboxd.sock'}"
+
+
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LimitsConfig(_Section):
+    """What one sandbox may use."""
+
+    memory_bytes: Annotated[int, Field(ge=16 << 20)] | None = 512 << 20
+    """Memory of all its processes together."""
+    cpu_count: Annotated[float, Field(gt=0, le=1024)] | None = None
+    """Processors' worth of time; unlimited when unset."""
+    pids: Annotated[int, Field(ge=4)] | None = 256
+    """Processes and threads at once."""
+    open_files: Annotated[int, Field(ge=16)] | None = 1024
+    """Open files of each process."""
+    disk_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    """Size of the writable layer, where the backend can bound it."""
+
+
+class RetryConfig(_Section):
+    """How a failed start is repeated."""
+
+    attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Attempts in all, the first one included."""
+    budget_seconds: Seconds = 90.0
+    """No attempt begins later than this after the first."""
+    pause_seconds: Seconds = 0.25
+    """The longest first pause; it doubles with each attempt."""
+    pause_limit_seconds: Seconds = 8.0
+    """No pause is longer than this."""
+
+
+class PoolConfig(_Section):
+    """One pool of equal sandboxes."""
+
+    backend: Literal["namespace", "docker", "fake"] = "namespace"
+    """What makes the sandboxes."""
+    image: str | None = None
+    """The backend's name of the image; the host's own system directories when unset (namespace only)."""
+    runtime: str | None = None
+    """The Docker Engine's runtime, `runsc` say; its default when unset."""
+    warm: Count = 8
+    """Sandboxes kept ready."""
+    size_limit: Annotated[int, Field(ge=1, le=100_000)] = 1024
+    """Sandboxes that may exist at once, in any state."""
+    start_limit: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Sandboxes that may be starting at once."""
+    waiting_limit: Count = 10_000
+    """Callers that may wait at once; the next hears QUEUE_FULL."""
+    ttl_seconds: Seconds = 300.0
+    """How long a lease lasts when the caller does not say."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of every command."""
+    cwd: str = "/workspace"
+    """Working directory of every command; made if it is missing."""
+    setup: list[str] = Field(default_factory=list)
+    """A command run once in each new sandbox before it counts as ready."""
+    network: Literal["none", "host"] = "none"
+    """`host` takes the network isolation away."""
+    start_timeout_seconds: Seconds = 30.0
+    """How long one attempt to start may take."""
+    pull_timeout_seconds: Seconds = 600.0
+    """How long fetching the image may take."""
+    limits: LimitsConfig = LimitsConfig()
+    retry: RetryConfig = RetryConfig()
+
+    @field_validator("cwd")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not value.startswith("/"):
+            raise ValueError("must be an absolute path")
+        return value
+
+    def template(self, name: str) -> Template:
+        """What the backend needs to know."""
+        return Template(
+            name=name,
+            image=self.image,
+            env={os.fsencode(k): os.fsencode(v) for k, v in self.env.items()},
+            cwd=os.fsencode(self.cwd),
+            setup=tuple(os.fsencode(word) for word in self.setup),
+            limits=Limits(**self.limits.model_dump()),
+            network=Network(self.network),
+            runtime=self.runtime,
+            start_timeout=self.start_timeout_seconds,
+            pull_timeout=self.pull_timeout_seconds,
+        )
+
+    def options(self) -> PoolOptions:
+        """What the pool needs to know."""
+        return PoolOptions(
+            bounds=Bounds(
+                warm_target=min(self.warm, self.size_limit),
+                size_limit=self.size_limit,
+                start_limit=self.start_limit,
+                waiting_limit=self.waiting_limit,
+            ),
+            default_ttl=self.ttl_seconds,
+            retry=RetryPolicy(
+                attempts=self.retry.attempts,
+                budget=self.retry.budget_seconds,
+                pause=self.retry.pause_seconds,
+                pause_limit=self.retry.pause_limit_seconds,
+            ),
+        )
+
+
+class FakeConfig(_Section):
+    """What goes wrong on the fake backend."""
+
+    start_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """How long a start takes."""
+    fail_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance that an attempt to start fails."""
+    hang_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance that an attempt to start never ends."""
+    die_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance that a sandbox dies when a command is started in it."""
+    seed: int = 0
+    """Of everything random."""
+
+
+class Config(_Section):
+    """The whole file."""
+
+    state_dir: Path = Field(default_factory=default_state_dir)
+    """Sockets, locks and the sandboxes' writable layers."""
+    listen: list[str] = Field(default_factory=list)
+    """Addresses to serve, `unix:/path` or `host:port`; a socket in `state_dir` when empty."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """What goes to standard error."""
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
+    """How long calls in flight may go on after SIGTERM or Ctrl-C."""
+    pools: dict[str, PoolConfig] = Field(default_factory=lambda: {"python": PoolConfig()})
+    """The pools, by name."""
+    fake: FakeConfig = FakeConfig()
+
+    @field_validator("pools")
+    @classmethod
+    def _names(cls, value: dict[str, PoolConfig]) -> dict[str, PoolConfig]:
+        for name in value:
+            if not POOL_ID.fullmatch(name):
+                raise ValueError(f"pool name {name!r} must be lower-case letters, digits and dashes")
+        if not value:
+            raise ValueError("at least one pool is needed")
+        return value
+
+    def addresses(self) -> list[str]:
+        """Where the daemon listens."""
+        return self.listen or [f"unix:{self.state_dir / 'sandboxd.sock'}"]
+
+
+def load(path: Path | None, **overrides: object) -> Config:
+    """Reads a settings file (none: all defaults); `overrides` win over it.
+
+    Raises ConfigError with one line that names the file, the key, the value and what is allowed.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    values.update({key: value for key, value in overrides.items() if value is not None})
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{path or 'settings'}: {explain(error, Config)}") from error
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first fault in one line: `key = value: what is wrong`, with the nearest key for unknown ones."""
+    fault = error.errors()[0]
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        known = _known_keys(model, fault["loc"][:-1])
+        nearest = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known here: {', '.join(known)}"
+        return f"unknown key {key!r} = {fault['input']!r}; {hint}"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{key} = {fault['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys of the section at `location`, found by walking the model's annotations."""
+    current: Any = model
+    for part in location:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            current = current.model_fields[str(part)].annotation if part in current.model_fields else None
+        else:
+            current = next((a for a in getattr(current, "__args__", ()) if a is not str), None)
+    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []

@@ -1,0 +1,182 @@
+"""Puts the daemon together and takes it apart: state directory → backends → pools → gRPC server.
+
+Order at the end, on SIGTERM or Ctrl-C: health says NOT_SERVING, the server takes no new calls and lets
+those in flight go on for `drain_seconds`, the pools destroy their sandboxes, the backends sweep what is
+left, the lock on the state directory is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from sandboxd.backends import open_backend
+from sandboxd.backends.base import Backend
+from sandboxd.clock import Clock, MonotonicClock
+from sandboxd.config import Config, ConfigError
+from sandboxd.pool import Pool
+from sandboxd.service import Pools, PoolService, SandboxService
+from sandboxd.v1 import sandbox_service_pb2 as pb
+from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+MESSAGE_LIMIT_BYTES = 4 << 20
+OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+    # Two daemons on one TCP port would each get half of the calls; the second must fail instead.
+    ("grpc.so_reuseport", 0),
+)
+
+
+@contextlib.contextmanager
+def state_directory(path: Path) -> Iterator[Path]:
+    """Makes the directory and locks it, so that two daemons never share one. Raises ConfigError."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"state_dir {path} cannot be used: {error.strerror}; name another with --state-dir"
+        ) from error
+    try:
+        _check_space(path)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(lock, 0)
+        os.write(lock, b"%d\n" % os.getpid())
+        yield path
+    except BlockingIOError as error:
+        holder = os.pread(lock, 32, 0).decode().strip() or "?"
+        raise ConfigError(
+            f"state_dir {path} is in use by the daemon with pid {holder}; stop it or name another with"
+            " --state-dir"
+        ) from error
+    finally:
+        os.close(lock)
+
+
+def _check_space(path: Path) -> None:
+    """A disk without room would fail the first writes in every sandbox; say so before."""
+    probe = path / ".space"
+    try:
+        with probe.open("wb") as file:
+            file.write(b"\0" * 65536)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(
+            f"state_dir {path} cannot be written: {error.strerror}; free some space or name another with"
+            " --state-dir"
+        ) from error
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+async def _open_backends(config: Config, stack: contextlib.AsyncExitStack) -> dict[str, Backend]:
+    backends: dict[str, Backend] = {}
+    for kind in sorted({pool.backend for pool in config.pools.values()}):
+        backend = backends[kind] = open_backend(kind, config)
+        # Pushed before `open`, so that an `open` that fails half-way is swept, too.
+        stack.push_async_callback(backend.close)
+        await backend.open()
+    return backends
+
+
+def _server(pools: Pools) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+    server = grpc.aio.server(options=OPTIONS)
+    checks = health.aio.HealthServicer()
+    pb_grpc.add_SandboxServiceServicer_to_server(SandboxService(pools), server)
+    pb_grpc.add_PoolServiceServicer_to_server(PoolService(pools), server)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    return server, checks
+
+
+def _listen(server: grpc.aio.Server, config: Config) -> list[str]:
+    """Binds every address and returns them with the ports that were given. Raises ConfigError."""
+    bound = []
+    for address in config.addresses():
+        path = address.removeprefix("unix:")
+        if path != address:
+            # The lock on the state directory is ours, so a socket there is a dead daemon's.
+            if Path(path).parent == config.state_dir:
+                Path(path).unlink(missing_ok=True)
+            if Path(path).exists():
+                raise ConfigError(f"listen = {address!r}: the path exists; remove it or name another")
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"listen = {address!r}: the address cannot be bound (in use, or not this host's); name"
+                " another with --listen"
+            ) from error
+        if path != address:
+            os.chmod(path, 0o600)
+            bound.append(address)
+        else:
+            bound.append(f"{address.rpartition(':')[0]}:{port}")
+    return bound
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config, *, clock: Clock | None = None) -> AsyncIterator[list[str]]:
+    """A daemon inside this process, for as long as the block runs; yields the addresses it serves.
+
+    Raises ConfigError and BackendUnavailable before anything is left behind.
+    """
+    clock = clock or MonotonicClock()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(state_directory(config.state_dir))
+        backends = await _open_backends(config, stack)
+        pools = {}
+        for name, settings in config.pools.items():
+            template, options = settings.template(name), settings.options()
+            pool = Pool(
+                name, backend=backends[settings.backend], template=template, options=options, clock=clock
+            )
+            pools[name] = await stack.enter_async_context(pool.run())
+        server, checks = _server(Pools(pools, clock))
+        addresses = _listen(server, config)
+        await server.start()
+        stack.push_async_callback(_stop, server, checks, list(pools.values()), config.drain_seconds)
+        for service in ("", *SERVICES):
+            await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+        yield addresses
+
+
+async def _stop(
+    server: grpc.aio.Server, checks: health.aio.HealthServicer, pools: list[Pool], grace: float
+) -> None:
+    await checks.enter_graceful_shutdown()
+    for pool in pools:
+        pool.drain()
+    await server.stop(grace)
+
+
+async def serve(config: Config, *, ready: Callable[[list[str]], None]) -> None:
+    """Runs until SIGTERM or SIGINT; calls `ready` with the addresses once calls are taken."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with running(config) as addresses:
+            ready(addresses)
+            await stop.wait()
+            logger.info("stopping: draining for up to %g s", config.drain_seconds)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,240 @@
+"""The tasks of a pool: carries out what the ledger decides, and tells the ledger what came of it.
+
+One task per start, one per destruction, one per living sandbox that waits for its death. All of them
+live in one TaskGroup, which `run` closes; nothing else in the daemon creates or destroys a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import statistics
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sandboxd.backends.base import Backend, Connection
+from sandboxd.clock import Clock
+from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
+from sandboxd.ledger import Bounds, Ledger
+from sandboxd.starting import RetryPolicy, Starter
+from sandboxd.types import SandboxState, Template
+
+logger = logging.getLogger(__name__)
+
+START_SAMPLES = 256
+# A template whose starts fail for good is tried again by itself after these pauses, doubling each time.
+FILL_PAUSE_FIRST, FILL_PAUSE_LAST = 1.0, 60.0
+# A destruction that fails is tried again after this pause; meanwhile the sandbox counts as deleting.
+DESTROY_PAUSE = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Sandbox:
+    """What the pool knows of one sandbox. Times are the pool's clock's."""
+
+    id: str
+    created: float
+    state: SandboxState = SandboxState.STARTING
+    connection: Connection | None = None
+    task: asyncio.Task[None] | None = None
+    expiry: float | None = None
+    ttl: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+    request_id: str = ""
+
+
+class Listener(Protocol):
+    """Who waits for sandboxes. All methods are synchronous: the ledger has already moved on."""
+
+    def granted(self, ticket: int, sandbox: Sandbox) -> None: ...
+
+    def refused(self, ticket: int, error: SandboxdError) -> None: ...
+
+    def died(self, sandbox: Sandbox, error: SandboxLost) -> None:
+        """A leased sandbox ended by itself."""
+        ...
+
+
+class Fleet:
+    """The sandboxes of one pool and the tasks that start, watch and destroy them."""
+
+    def __init__(
+        self, name: str, *, backend: Backend, template: Template, retry: RetryPolicy, clock: Clock
+    ) -> None:
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.last_failure = ""
+        self._name = name
+        self._backend = backend
+        self._clock = clock
+        self._starter = Starter(backend, template, retry, clock)
+        self._slots: dict[str, asyncio.Future[None]] = {}
+        self._start_seconds: deque[float] = deque(maxlen=START_SAMPLES)
+        self._fill_pause = 0.0
+        self._may_fill = True
+        self._refill: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def bind(self, bounds: Bounds, listener: Listener) -> Ledger:
+        """Makes the ledger that this fleet carries out, and names who hears of grants."""
+        self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{uuid.uuid4().hex[:12]}")
+        self._listener = listener
+        return self.ledger
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[asyncio.TaskGroup]:
+        """Keeps the pool filled until the block ends, then destroys every sandbox and returns."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self.pump()
+            try:
+                yield self._tasks
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        self._closing = True
+        if self._refill:
+            self._refill.cancel()
+        for sandbox in list(self.sandboxes.values()):
+            match sandbox.state:
+                case SandboxState.STARTING if sandbox.task:
+                    sandbox.task.cancel()
+                case SandboxState.WARM:
+                    self.ledger.retire(sandbox.id)
+                    self.destroy(sandbox)
+                case SandboxState.ACTIVE:
+                    self.ledger.release(sandbox.id)
+                    self.destroy(sandbox)
+
+    def start_seconds(self) -> float | None:
+        """Median of recent starts, in seconds; None before the first."""
+        return statistics.median(self._start_seconds) if self._start_seconds else None
+
+    def pump(self) -> None:
+        """Carries out the ledger's plan: call after anything that may change it."""
+        if self._closing:
+            return
+        plan = self.ledger.plan(may_fill=self._may_fill)
+        for ticket, sandbox_id in plan.grant:
+            sandbox = self.sandboxes[sandbox_id]
+            sandbox.state = SandboxState.ACTIVE
+            self._listener.granted(ticket, sandbox)
+        for sandbox_id in plan.resume:
+            self._slots.pop(sandbox_id).set_result(None)
+        for sandbox_id in plan.start:
+            sandbox = self.sandboxes[sandbox_id] = Sandbox(sandbox_id, self._clock.now())
+            sandbox.task = self._tasks.create_task(self._start(sandbox), name=f"start {sandbox_id}")
+        for sandbox_id in self.ledger.surplus():
+            self.ledger.retire(sandbox_id)
+            self.destroy(self.sandboxes[sandbox_id])
+
+    async def _start(self, sandbox: Sandbox) -> None:
+        begin = self._clock.now()
+        try:
+            sandbox.connection = await self._create(sandbox)
+        except asyncio.CancelledError:
+            self.ledger.start_withdrawn(sandbox.id)
+            del self.sandboxes[sandbox.id]
+            raise
+        except StartFailed as error:
+            self._start_failed(sandbox, error)
+            return
+        if self._closing:
+            self.ledger.start_withdrawn(sandbox.id)
+            self.ledger.deleting.add(sandbox.id)
+            self.destroy(sandbox)
+            return
+        self._start_seconds.append(self._clock.now() - begin)
+        self._fill_pause, self._may_fill, self.last_failure = 0.0, True, ""
+        sandbox.state = SandboxState.WARM
+        sandbox.task = self._tasks.create_task(self._watch(sandbox), name=f"watch {sandbox.id}")
+        self.ledger.start_succeeded(sandbox.id)
+        self.pump()
+
+    async def _create(self, sandbox: Sandbox) -> Connection:
+        async def between(pause: float) -> None:
+            self.ledger.attempt_failed(sandbox.id)
+            self.pump()
+            await self._clock.sleep(pause)
+            self.ledger.attempt_due(sandbox.id)
+            slot = self._slots[sandbox.id] = asyncio.get_running_loop().create_future()
+            self.pump()
+            await slot
+
+        try:
+            return await self._starter.start(sandbox.id, between=between)
+        except StartFailed:
+            raise
+        except Exception as error:
+            # A fault of the backend's own code must not take the other sandboxes down with it.
+            logger.exception("starting %s", sandbox.id)
+            raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error
+
+    def _start_failed(self, sandbox: Sandbox, error: StartFailed) -> None:
+        self._slots.pop(sandbox.id, None)
+        del self.sandboxes[sandbox.id]
+        self.last_failure = error.message
+        log = f"; its last lines: {error.metadata['log']}" if error.metadata.get("log") else ""
+        logger.error("pool %s: %s%s", self._name, error.message, log)
+        for ticket in self.ledger.start_failed(sandbox.id, all_waiters=not error.retryable):
+            self._listener.refused(ticket, error)
+        self._pause_filling()
+        self.pump()
+
+    def _pause_filling(self) -> None:
+        """A broken template makes no storm: only callers, or a pause that doubles, start it again."""
+        if self._closing or (self._refill and not self._refill.done()):
+            return
+        self._may_fill = False
+        self._fill_pause = min(max(FILL_PAUSE_FIRST, 2 * self._fill_pause), FILL_PAUSE_LAST)
+        self._refill = self._tasks.create_task(self._fill_later(), name=f"refill {self._name}")
+
+    async def _fill_later(self) -> None:
+        await self._clock.sleep(self._fill_pause)
+        self._may_fill = True
+        self._refill = None
+        self.pump()
+
+    async def _watch(self, sandbox: Sandbox) -> None:
+        if sandbox.connection is None:
+            raise Internal(f"sandbox {sandbox.id!r} is ready but has no connection")
+        why = await sandbox.connection.wait_lost()
+        if sandbox.state not in (SandboxState.WARM, SandboxState.ACTIVE):
+            return
+        leased = sandbox.state is SandboxState.ACTIVE
+        logger.warning("sandbox %s died while %s: %s", sandbox.id, sandbox.state.name.lower(), why)
+        self.ledger.lose(sandbox.id)
+        sandbox.task = None
+        if leased:
+            error = SandboxLost(f"sandbox {sandbox.id!r} died: {why}", metadata={"sandbox": sandbox.id})
+            self._listener.died(sandbox, error)
+        self.destroy(sandbox)
+
+    def destroy(self, sandbox: Sandbox) -> None:
+        """Begins to destroy a sandbox that the ledger already counts as deleting."""
+        if sandbox.task:
+            sandbox.task.cancel()
+        sandbox.state = SandboxState.DELETING
+        sandbox.task = self._tasks.create_task(self._destroy(sandbox), name=f"destroy {sandbox.id}")
+        self.pump()
+
+    async def _destroy(self, sandbox: Sandbox) -> None:
+        """Tries until the sandbox is gone: a teardown that fails once must not leak it."""
+        if sandbox.connection:
+            await sandbox.connection.close()
+        while True:
+            try:
+                await self._backend.destroy(sandbox.id)
+                break
+            except Exception:
+                logger.exception("destroying %s; trying again in %.0f s", sandbox.id, DESTROY_PAUSE)
+                if self._closing:
+                    # The backend's own `close` sweeps whatever is left of this instance.
+                    break
+                await self._clock.sleep(DESTROY_PAUSE)
+        self.ledger.deleted(sandbox.id)
+        del self.sandboxes[sandbox.id]
+        self.pump()

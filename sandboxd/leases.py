@@ -1,0 +1,47 @@
+"""When each lease ends. Pure: the caller says what time it is."""
+
+from __future__ import annotations
+
+import heapq
+
+
+class LeaseTable:
+    """Deadlines of the leased sandboxes, the next one first.
+
+    Renewals leave their old heap entry behind; it is skipped when it comes up, since the deadline in
+    `_expiry` no longer matches.
+    """
+
+    def __init__(self) -> None:
+        self._expiry: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._expiry)
+
+    def put(self, sandbox_id: str, expiry: float) -> None:
+        """Grants or renews: the lease now ends at `expiry`."""
+        self._expiry[sandbox_id] = expiry
+        heapq.heappush(self._heap, (expiry, sandbox_id))
+
+    def drop(self, sandbox_id: str) -> None:
+        """Forgets the lease; unknown names are no error."""
+        self._expiry.pop(sandbox_id, None)
+
+    def expiry(self, sandbox_id: str) -> float | None:
+        return self._expiry.get(sandbox_id)
+
+    def next_expiry(self) -> float | None:
+        """The earliest deadline, or None when nothing is leased."""
+        while self._heap and self._expiry.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def expire(self, now: float) -> list[str]:
+        """Drops and returns the leases that have ended at `now`, earliest first."""
+        ended: list[str] = []
+        while (deadline := self.next_expiry()) is not None and deadline <= now:
+            sandbox_id = heapq.heappop(self._heap)[1]
+            del self._expiry[sandbox_id]
+            ended.append(sandbox_id)
+        return ended

@@ -1,0 +1,220 @@
+"""Who is starting, warm, active, waiting or being deleted, and what is to be done about it.
+
+Pure: no tasks, no clock, no I/O. Every transition is a plain method, and a grant flips WARM to ACTIVE
+before its waiter runs, so that no two waiters can be given one sandbox. `plan` looks at everything and
+says what to start, resume and grant; the pool then does it.
+
+    new ─▶ STARTING ─▶ WARM ─▶ ACTIVE ─▶ DELETING ─▶ gone
+              │  ▲       └──────────────────▲
+              ▼  │ (a slot is free)
+           BACKING OFF   between two attempts: counts towards the size, holds no starting slot
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sandboxd.errors import QueueFull
+
+QUEUE_FULL_RETRY_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Bounds:
+    """What a pool may have: ready sandboxes, sandboxes in all, starts at once, callers in the queue."""
+
+    warm_target: int
+    size_limit: int
+    start_limit: int
+    waiting_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. The ledger already counts all of it as done."""
+
+    start: tuple[str, ...] = ()
+    resume: tuple[str, ...] = ()
+    grant: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has happened since the ledger was made."""
+
+    acquired: int = 0
+    released: int = 0
+    expired: int = 0
+    lost: int = 0
+    started: int = 0
+    start_failures: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The state of one pool. `new_id` names sandboxes; `bounds` may be changed between two plans."""
+
+    bounds: Bounds
+    new_id: Callable[[], str]
+    starting: set[str] = field(default_factory=set)
+    backing_off: set[str] = field(default_factory=set)
+    resumable: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    warm: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    active: set[str] = field(default_factory=set)
+    deleting: set[str] = field(default_factory=set)
+    waiting: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    totals: Totals = field(default_factory=Totals)
+    degraded: bool = False
+    _next_ticket: int = 0
+
+    @property
+    def size(self) -> int:
+        """Sandboxes that exist or are on their way, in any state."""
+        return self.starting_count + len(self.warm) + len(self.active) + len(self.deleting)
+
+    @property
+    def starting_count(self) -> int:
+        """Sandboxes on their way, whether an attempt runs or the next one is awaited."""
+        return len(self.starting) + len(self.backing_off) + len(self.resumable)
+
+    def enqueue(self) -> int:
+        """Adds a waiter and returns its ticket. Raises QueueFull with the number that wait."""
+        if len(self.waiting) >= self.bounds.waiting_limit:
+            raise QueueFull(
+                f"{len(self.waiting)} callers wait already, as many as the pool lets wait",
+                retry_after=QUEUE_FULL_RETRY_SECONDS,
+                metadata={"waiting": str(len(self.waiting))},
+            )
+        self._next_ticket += 1
+        self.waiting[self._next_ticket] = None
+        return self._next_ticket
+
+    def withdraw(self, ticket: int) -> None:
+        """Takes a waiter out of the queue that was not granted anything."""
+        del self.waiting[ticket]
+
+    def plan(self, *, may_fill: bool = True) -> Plan:
+        """Decides, and counts as done, what to grant, resume and start.
+
+        Waiters are granted in order. While `degraded` (the last start failed for good) one start at a
+        time probes whether that has changed; with `may_fill` False it waits for a caller, too.
+        """
+        grants = []
+        while self.waiting and self.warm:
+            ticket, _ = self.waiting.popitem(last=False)
+            sandbox_id, _ = self.warm.popitem(last=False)
+            self.active.add(sandbox_id)
+            self.totals.acquired += 1
+            grants.append((ticket, sandbox_id))
+        slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting)
+        resumed = self._resume(slots)
+        started = self._start(slots - len(resumed), may_fill=may_fill)
+        return Plan(start=started, resume=resumed, grant=tuple(grants))
+
+    def _resume(self, slots: int) -> tuple[str, ...]:
+        resumed: list[str] = []
+        while self.resumable and len(resumed) < slots:
+            sandbox_id, _ = self.resumable.popitem(last=False)
+            self.starting.add(sandbox_id)
+            resumed.append(sandbox_id)
+        return tuple(resumed)
+
+    def _start(self, slots: int, *, may_fill: bool) -> tuple[str, ...]:
+        ready = self.bounds.warm_target if may_fill else 0
+        wanted = ready + len(self.waiting) - len(self.warm) - self.starting_count
+        count = min(wanted, slots, self.bounds.size_limit - self.size)
+        started = tuple(self.new_id() for _ in range(max(0, count)))
+        self.starting.update(started)
+        return started
+
+    def start_succeeded(self, sandbox_id: str) -> None:
+        """STARTING → WARM."""
+        self.starting.remove(sandbox_id)
+        self.warm[sandbox_id] = None
+        self.totals.started += 1
+        self.degraded = False
+
+    def attempt_failed(self, sandbox_id: str) -> None:
+        """STARTING → BACKING OFF: frees the slot until the next attempt."""
+        self.starting.remove(sandbox_id)
+        self.backing_off.add(sandbox_id)
+        self.totals.start_failures += 1
+
+    def attempt_due(self, sandbox_id: str) -> None:
+        """The back-off is over; the next plan that has a slot resumes the start."""
+        self.backing_off.remove(sandbox_id)
+        self.resumable[sandbox_id] = None
+
+    def start_failed(self, sandbox_id: str, *, all_waiters: bool) -> tuple[int, ...]:
+        """The start is given up; returns the tickets that must hear of it.
+
+        One start is made for one waiter, so the oldest hears of it, if any; all of them do when no
+        repetition can succeed.
+        """
+        self.starting.remove(sandbox_id)
+        self.totals.start_failures += 1
+        self.degraded = True
+        told = tuple(self.waiting) if all_waiters else tuple(self.waiting)[:1]
+        for ticket in told:
+            del self.waiting[ticket]
+        return told
+
+    def start_withdrawn(self, sandbox_id: str) -> None:
+        """The start was cancelled by shutdown; nothing of the sandbox is left."""
+        self.starting.discard(sandbox_id)
+        self.backing_off.discard(sandbox_id)
+        self.resumable.pop(sandbox_id, None)
+
+    def release(self, sandbox_id: str) -> None:
+        """ACTIVE → DELETING by its holder."""
+        self._end(sandbox_id)
+        self.totals.released += 1
+
+    def expire(self, sandbox_id: str) -> None:
+        """ACTIVE → DELETING because the lease ran out."""
+        self._end(sandbox_id)
+        self.totals.expired += 1
+
+    def lose(self, sandbox_id: str) -> None:
+        """ACTIVE or WARM → DELETING because the sandbox died. Only a leased one counts as lost."""
+        if sandbox_id in self.active:
+            self._end(sandbox_id)
+            self.totals.lost += 1
+        else:
+            self.retire(sandbox_id)
+
+    def retire(self, sandbox_id: str) -> None:
+        """WARM → DELETING: no longer wanted, or dead."""
+        del self.warm[sandbox_id]
+        self.deleting.add(sandbox_id)
+
+    def surplus(self) -> tuple[str, ...]:
+        """The warm sandboxes beyond the target, newest first."""
+        excess = len(self.warm) - self.bounds.warm_target
+        return tuple(reversed(self.warm))[: max(0, excess)]
+
+    def deleted(self, sandbox_id: str) -> None:
+        """DELETING → gone."""
+        self.deleting.remove(sandbox_id)
+
+    def _end(self, sandbox_id: str) -> None:
+        self.active.remove(sandbox_id)
+        self.deleting.add(sandbox_id)
+
+    def check(self) -> None:
+        """Raises AssertionError where an invariant does not hold: a bug of the ledger, never bad luck."""
+        states = (self.starting, self.backing_off, self.resumable, self.warm, self.active, self.deleting)
+        totals = self.totals
+        if len(set().union(*states)) != self.size:
+            raise AssertionError(f"a sandbox is in two states at once: {self!r}")
+        if totals.acquired != totals.released + totals.expired + totals.lost + len(self.active):
+            raise AssertionError(f"acquired is not released + expired + lost + active: {self!r}")
+
+    def __repr__(self) -> str:
+        return (
+            f"<Ledger {len(self.starting)} starting, {len(self.backing_off) + len(self.resumable)} backing"
+            f" off, {len(self.warm)} warm, {len(self.active)} active, {len(self.deleting)} deleting,"
+            f" {len(self.waiting)} waiting>"
+        )

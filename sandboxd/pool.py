@@ -1,0 +1,295 @@
+"""A pool of equal sandboxes: kept warm, leased one by one in the order of arrival, destroyed after use.
+
+What ends something (`release`, `drain`) is synchronous: it marks the sandbox and returns, since a gRPC
+handler may be cut off at any await. The tasks of the `Fleet` do the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from sandboxd.backends.base import Backend, Connection
+from sandboxd.clock import Clock, MonotonicClock
+from sandboxd.errors import (
+    AcquireTimedOut,
+    Draining,
+    Internal,
+    LeaseExpired,
+    SandboxdError,
+    SandboxLost,
+    SandboxNotFound,
+)
+from sandboxd.fleet import Fleet, Sandbox
+from sandboxd.leases import LeaseTable
+from sandboxd.ledger import Bounds
+from sandboxd.starting import RetryPolicy
+from sandboxd.types import PoolStats, SandboxState, Template
+
+# Ended leases are remembered so that a late call hears LEASE_EXPIRED or SANDBOX_LOST, not NOT_FOUND.
+REMEMBERED_ENDINGS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """What a pool may have, how long its leases last (seconds), and how its starts are retried."""
+
+    bounds: Bounds
+    default_ttl: float = 300.0
+    retry: RetryPolicy = RetryPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What an acquirer asks for besides a sandbox."""
+
+    ttl: float | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    request_id: str = ""
+
+
+class Pool:
+    """One pool. Use `async with pool.run():`; nothing of it is left when that block ends."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        backend: Backend,
+        template: Template,
+        options: PoolOptions,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.template = template
+        self._options = options
+        self._clock = clock or MonotonicClock()
+        self._fleet = Fleet(name, backend=backend, template=template, retry=options.retry, clock=self._clock)
+        self._ledger = self._fleet.bind(options.bounds, self)
+        self._leases = LeaseTable()
+        self._nudge = asyncio.Event()
+        self._waiters: dict[int, asyncio.Future[Sandbox]] = {}
+        self._requests: dict[str, asyncio.Future[Sandbox]] = {}
+        self._endings: OrderedDict[str, SandboxdError] = OrderedDict()
+        self._draining = False
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[Pool]:
+        """Fills the pool and serves it until the block ends, then destroys all it has.
+
+        Order at the end: refuse new work and fail the waiters, cancel the starts (each cleans up after
+        itself), destroy every sandbox, return when the last is gone.
+        """
+        async with self._fleet.run() as tasks:
+            expiry = tasks.create_task(self._expire_leases(), name=f"{self.name}: lease expiry")
+            try:
+                yield self
+            finally:
+                self.drain()
+                expiry.cancel()
+
+    async def acquire(self, lease: Lease | None = None, *, timeout: float | None = None) -> Sandbox:
+        """Leases a sandbox, waiting up to `timeout` seconds.
+
+        A `request_id` seen before gives the sandbox that it gave then. Raises QueueFull,
+        AcquireTimedOut, StartFailed, Draining, and what the earlier call's sandbox has met since.
+        """
+        lease = lease or Lease()
+        if self._draining:
+            raise Draining(f"pool {self.name!r} takes no new work: the daemon is shutting down")
+        if not lease.request_id:
+            return await self._acquire(lease, timeout)
+        while (earlier := self._requests.get(lease.request_id)) is not None:
+            await asyncio.wait({earlier})
+            if not earlier.cancelled():
+                return self.get(earlier.result().id)
+            # The earlier call was given up before it had a sandbox; this one takes its place.
+        return await self._acquire_first(lease, timeout)
+
+    async def _acquire_first(self, lease: Lease, timeout: float | None) -> Sandbox:
+        first: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
+        # Retrieved here, so that a failure that no second caller waits for is not reported as unhandled.
+        first.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._requests[lease.request_id] = first
+        try:
+            sandbox = await self._acquire(lease, timeout)
+        except SandboxdError as error:
+            del self._requests[lease.request_id]
+            first.set_exception(error)
+            raise
+        except BaseException:
+            del self._requests[lease.request_id]
+            first.cancel()
+            raise
+        first.set_result(sandbox)
+        return sandbox
+
+    async def _acquire(self, lease: Lease, timeout: float | None) -> Sandbox:
+        ticket = self._ledger.enqueue()
+        future: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
+        self._waiters[ticket] = future
+        self._fleet.pump()
+        if not future.done():
+            await self._wait_for_grant(ticket, future, timeout)
+        sandbox = future.result()
+        if sandbox.state is not SandboxState.ACTIVE:
+            return self.get(sandbox.id)
+        sandbox.labels, sandbox.request_id = lease.labels, lease.request_id
+        self._set_expiry(sandbox, lease.ttl or self._options.default_ttl)
+        return sandbox
+
+    async def _wait_for_grant(
+        self, ticket: int, future: asyncio.Future[Sandbox], timeout: float | None
+    ) -> None:
+        timer = asyncio.ensure_future(self._clock.sleep(timeout)) if timeout is not None else None
+        ahead = 0
+        try:
+            await asyncio.wait({future} | ({timer} if timer else set()), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if future.done() and future.exception() is None:
+                # Granted, but nobody came for it. It is destroyed like a used one: simpler than sure.
+                self.release(future.result().id)
+            raise
+        finally:
+            if timer:
+                timer.cancel()
+            if not future.done():
+                ahead = list(self._ledger.waiting).index(ticket)
+                self._ledger.withdraw(ticket)
+                del self._waiters[ticket]
+        if not future.done():
+            raise AcquireTimedOut(
+                f"no sandbox of pool {self.name!r} became free within {timeout:.1f} s: {ahead} callers"
+                f" ahead, {self._ledger!r}",
+                metadata={"position": str(ahead)},
+            )
+
+    def granted(self, ticket: int, sandbox: Sandbox) -> None:
+        """The fleet's word that a waiter's sandbox is there."""
+        self._waiters.pop(ticket).set_result(sandbox)
+
+    def refused(self, ticket: int, error: SandboxdError) -> None:
+        """The fleet's word that a waiter's start failed for good."""
+        self._waiters.pop(ticket).set_exception(error)
+
+    def died(self, sandbox: Sandbox, error: SandboxLost) -> None:
+        """The fleet's word that a leased sandbox ended by itself."""
+        self._ended(sandbox, error)
+
+    def renew(self, sandbox_id: str, ttl: float | None = None) -> Sandbox:
+        """Moves the lease's end to now plus `ttl` (the last one when None). Raises as `get`."""
+        sandbox = self.get(sandbox_id)
+        self._set_expiry(sandbox, ttl or sandbox.ttl)
+        return sandbox
+
+    def release(self, sandbox_id: str) -> None:
+        """Ends the lease; the sandbox is destroyed afterwards. A second release does nothing."""
+        sandbox = self._fleet.sandboxes.get(sandbox_id)
+        if sandbox is None or sandbox.state is not SandboxState.ACTIVE:
+            return
+        self._ledger.release(sandbox_id)
+        self._ended(sandbox, SandboxNotFound(f"sandbox {sandbox_id!r} was released"))
+        self._fleet.destroy(sandbox)
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        """The leased sandbox of this name. Raises LeaseExpired, SandboxLost or SandboxNotFound."""
+        sandbox = self._fleet.sandboxes.get(sandbox_id)
+        if sandbox is not None and sandbox.state is SandboxState.ACTIVE:
+            return sandbox
+        ending = self._endings.get(sandbox_id)
+        if ending is None:
+            raise SandboxNotFound(f"no leased sandbox {sandbox_id!r} in pool {self.name!r}")
+        raise type(ending)(ending.message, metadata=ending.metadata)
+
+    def connection(self, sandbox_id: str) -> Connection:
+        """The way into a leased sandbox. Raises as `get`."""
+        connection = self.get(sandbox_id).connection
+        if connection is None:
+            raise Internal(f"sandbox {sandbox_id!r} is leased but has no connection")
+        return connection
+
+    def ending(self, sandbox_id: str) -> SandboxdError | None:
+        """Why a lease that was here is no more; None for names that were never leased here."""
+        return self._endings.get(sandbox_id)
+
+    def sandboxes(self) -> list[Sandbox]:
+        """All that exist, oldest first."""
+        return list(self._fleet.sandboxes.values())
+
+    def resize(self, *, warm_target: int | None = None, size_limit: int | None = None) -> None:
+        """Changes what the pool may have; surplus warm sandboxes are destroyed at once."""
+        bounds = self._ledger.bounds
+        bounds.warm_target = bounds.warm_target if warm_target is None else warm_target
+        bounds.size_limit = bounds.size_limit if size_limit is None else size_limit
+        self._fleet.pump()
+
+    def drain(self) -> None:
+        """Refuses new work and fails whoever waits; leases go on."""
+        self._draining = True
+        for ticket in list(self._ledger.waiting):
+            self._ledger.withdraw(ticket)
+            self.refused(ticket, Draining("the daemon is shutting down"))
+
+    def stats(self) -> PoolStats:
+        """Counts and totals at this moment."""
+        ledger, totals = self._ledger, self._ledger.totals
+        return PoolStats(
+            warm_target=ledger.bounds.warm_target,
+            size_limit=ledger.bounds.size_limit,
+            starting=ledger.starting_count,
+            warm=len(ledger.warm),
+            active=len(ledger.active),
+            waiting=len(ledger.waiting),
+            deleting=len(ledger.deleting),
+            acquired_total=totals.acquired,
+            released_total=totals.released,
+            expired_total=totals.expired,
+            lost_total=totals.lost,
+            started_total=totals.started,
+            start_failures_total=totals.start_failures,
+            start_seconds=self._fleet.start_seconds(),
+            last_failure=self._fleet.last_failure,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.name!r} {self._ledger!r}>"
+
+    def _set_expiry(self, sandbox: Sandbox, ttl: float) -> None:
+        sandbox.ttl = ttl
+        sandbox.expiry = self._clock.now() + ttl
+        self._leases.put(sandbox.id, sandbox.expiry)
+        if self._leases.next_expiry() == sandbox.expiry:
+            self._nudge.set()
+
+    def _ended(self, sandbox: Sandbox, ending: SandboxdError) -> None:
+        self._leases.drop(sandbox.id)
+        self._requests.pop(sandbox.request_id, None)
+        self._endings[sandbox.id] = ending
+        if len(self._endings) > REMEMBERED_ENDINGS:
+            self._endings.popitem(last=False)
+
+    async def _expire_leases(self) -> None:
+        """Sleeps until the next lease ends, or until a lease that ends sooner is granted."""
+        while True:
+            for sandbox_id in self._leases.expire(self._clock.now()):
+                sandbox = self._fleet.sandboxes[sandbox_id]
+                self._ledger.expire(sandbox_id)
+                message = f"the lease of sandbox {sandbox_id!r} ran out after {sandbox.ttl:g} s"
+                self._ended(sandbox, LeaseExpired(message))
+                self._fleet.destroy(sandbox)
+            self._nudge.clear()
+            await self._until_next_expiry()
+
+    async def _until_next_expiry(self) -> None:
+        deadline = self._leases.next_expiry()
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._nudge.wait())]
+        if deadline is not None:
+            waits.append(asyncio.ensure_future(self._clock.sleep(deadline - self._clock.now())))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

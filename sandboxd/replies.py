@@ -1,0 +1,105 @@
+"""What the client makes of the daemon's messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sandboxd.types import (
+    POOL_PREFIX,
+    SANDBOX_PREFIX,
+    Event,
+    Exited,
+    ExitReason,
+    PoolStats,
+    Started,
+    Stderr,
+    Stdout,
+)
+from sandboxd.v1 import sandbox_service_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended, and all it printed. `wall` and `cpu` are in seconds."""
+
+    reason: ExitReason
+    exit_code: int
+    signal: int
+    stdout: bytes
+    stderr: bytes
+    wall: float
+    cpu: float
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True when the program ended by itself with exit code 0."""
+        return self.reason is ExitReason.EXITED and self.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """One sandbox as the daemon lists it; `expires` is in seconds since 1970, None while not leased."""
+
+    name: str
+    pool: str
+    state: str
+    created: float
+    expires: float | None
+    labels: dict[str, str]
+
+
+def event(response: pb.ExecCommandResponse) -> Event:
+    """One event of a running command."""
+    match response.WhichOneof("event"):
+        case "stdout":
+            return Stdout(response.stdout.data, response.stdout.offset)
+        case "stderr":
+            return Stderr(response.stderr.data, response.stderr.offset)
+        case "exited":
+            end = response.exited
+            return Exited(
+                reason=ExitReason(pb.CommandExited.Reason.Name(end.reason)),
+                exit_code=end.exit_code,
+                signal=end.signal,
+                wall=end.wall_duration.ToNanoseconds() / 1e9,
+                cpu=end.cpu_duration.ToNanoseconds() / 1e9,
+                detail=end.detail,
+            )
+        case _:
+            return Started()
+
+
+def stats(pool: pb.Pool) -> PoolStats:
+    """A pool's counts and totals."""
+    started = pool.start_duration.ToNanoseconds() / 1e9 if pool.HasField("start_duration") else None
+    return PoolStats(
+        warm_target=pool.warm_count_target,
+        size_limit=pool.size_limit,
+        starting=pool.starting_count,
+        warm=pool.warm_count,
+        active=pool.active_count,
+        waiting=pool.waiting_count,
+        deleting=pool.deleting_count,
+        acquired_total=pool.acquired_total,
+        released_total=pool.released_total,
+        expired_total=pool.expired_total,
+        lost_total=pool.lost_total,
+        started_total=pool.started_total,
+        start_failures_total=pool.start_failures_total,
+        start_seconds=started,
+        last_failure=pool.last_failure,
+    )
+
+
+def info(sandbox: pb.Sandbox) -> SandboxInfo:
+    """One entry of a listing."""
+    expires = sandbox.expire_time.ToNanoseconds() / 1e9 if sandbox.HasField("expire_time") else None
+    return SandboxInfo(
+        name=sandbox.name.removeprefix(SANDBOX_PREFIX),
+        pool=sandbox.pool.removeprefix(POOL_PREFIX),
+        state=pb.Sandbox.State.Name(sandbox.state),
+        created=sandbox.create_time.ToNanoseconds() / 1e9,
+        expires=expires,
+        labels=dict(sandbox.labels),
+    )

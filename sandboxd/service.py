@@ -1,0 +1,219 @@
+"""The gRPC skin of the pools: decode, one call, encode. Whatever fails is mapped by `status`.
+
+Handlers own nothing: what they begin, the pool's own tasks finish, since a handler may be cut off at any
+await when its client leaves or the server stops.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf import empty_pb2
+from grpc_status import rpc_status
+
+from sandboxd import wire
+from sandboxd.clock import Clock
+from sandboxd.errors import Internal, InvalidRequest, PoolNotFound, SandboxdError, SandboxNotFound
+from sandboxd.fleet import Sandbox
+from sandboxd.pool import Lease, Pool
+from sandboxd.status import to_status
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX
+from sandboxd.v1 import sandbox_service_pb2 as pb
+from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+# A call without a deadline waits this long for a sandbox, so that a forgotten caller leaves the queue.
+LONGEST_WAIT_SECONDS = 3600.0
+# What the caller's own clock may lose on the way: the reply must arrive before its deadline.
+DEADLINE_MARGIN_SECONDS = 0.05
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+async def _abort(context: Context, error: SandboxdError) -> NoReturn:
+    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    raise AssertionError("abort_with_status raises")
+
+
+def _unexpected(name: str, error: Exception) -> Internal:
+    logger.exception("%s failed", name)
+    return Internal(f"{type(error).__name__}: {error}")
+
+
+def unary(handler: Callable[[Any, Any, Context], Awaitable[Any]]) -> Any:
+    """Maps what a unary handler raises to a status."""
+
+    @functools.wraps(handler)
+    async def mapped(self: Any, request: Any, context: Context) -> Any:
+        try:
+            return await handler(self, request, context)
+        except SandboxdError as error:
+            await _abort(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await _abort(context, _unexpected(handler.__name__, error))
+            raise
+
+    return mapped
+
+
+def streaming(handler: Callable[[Any, Any, Context], AsyncIterator[Any]]) -> Any:
+    """Maps what a server-streaming handler raises to a status."""
+
+    @functools.wraps(handler)
+    async def mapped(self: Any, request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async for response in handler(self, request, context):
+                yield response
+        except SandboxdError as error:
+            await _abort(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await _abort(context, _unexpected(handler.__name__, error))
+            raise
+
+    return mapped
+
+
+class Pools:
+    """The pools by name, and which of them a sandbox belongs to."""
+
+    def __init__(self, pools: dict[str, Pool], clock: Clock) -> None:
+        self.by_name = pools
+        self.clock = clock
+
+    def named(self, name: str) -> Pool:
+        """The pool of a resource name `pools/{pool}`. Raises PoolNotFound, InvalidRequest."""
+        pool_id = wire.identifier(name, POOL_PREFIX)
+        if pool_id not in self.by_name:
+            known = ", ".join(sorted(self.by_name))
+            raise PoolNotFound(f"no pool {pool_id!r}; this daemon has: {known}")
+        return self.by_name[pool_id]
+
+    def holding(self, name: str) -> tuple[Pool, str]:
+        """The pool and the id of `sandboxes/{sandbox}`. Raises SandboxNotFound, InvalidRequest."""
+        sandbox_id = wire.identifier(name, SANDBOX_PREFIX)
+        pool = self.by_name.get(sandbox_id.rpartition("-")[0])
+        if pool is None:
+            raise SandboxNotFound(f"no leased sandbox {sandbox_id!r}")
+        return pool, sandbox_id
+
+    def encode(self, pool: Pool, sandbox: Sandbox) -> pb.Sandbox:
+        """The wire form of a sandbox, its times on the calendar."""
+        return wire.sandbox(pool.name, sandbox, self.clock.wall() - self.clock.now())
+
+
+class SandboxService(pb_grpc.SandboxServiceServicer):
+    """Leases and their use."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+
+    @unary
+    async def AcquireSandbox(self, request: pb.AcquireSandboxRequest, context: Context) -> pb.Sandbox:
+        pool = self._pools.named(request.pool)
+        ttl = wire.seconds(request.ttl, "ttl") if request.HasField("ttl") else None
+        lease = Lease(ttl=ttl, labels=wire.labels(request.labels), request_id=wire.request_id(request))
+        remaining = context.time_remaining()
+        timeout = LONGEST_WAIT_SECONDS if remaining is None else remaining - DEADLINE_MARGIN_SECONDS
+        sandbox = await pool.acquire(lease, timeout=min(max(timeout, 0.0), LONGEST_WAIT_SECONDS))
+        return self._pools.encode(pool, sandbox)
+
+    @unary
+    async def RenewSandbox(self, request: pb.RenewSandboxRequest, context: Context) -> pb.Sandbox:
+        pool, sandbox_id = self._pools.holding(request.name)
+        ttl = wire.seconds(request.ttl, "ttl") if request.HasField("ttl") else None
+        return self._pools.encode(pool, pool.renew(sandbox_id, ttl))
+
+    @unary
+    async def ReleaseSandbox(self, request: pb.ReleaseSandboxRequest, context: Context) -> empty_pb2.Empty:
+        pool, sandbox_id = self._pools.holding(request.name)
+        pool.release(sandbox_id)
+        return empty_pb2.Empty()
+
+    @unary
+    async def GetSandbox(self, request: pb.GetSandboxRequest, context: Context) -> pb.Sandbox:
+        pool, sandbox_id = self._pools.holding(request.name)
+        return self._pools.encode(pool, pool.get(sandbox_id))
+
+    @unary
+    async def ListSandboxes(
+        self, request: pb.ListSandboxesRequest, context: Context
+    ) -> pb.ListSandboxesResponse:
+        pools = [self._pools.named(request.pool)] if request.pool else list(self._pools.by_name.values())
+        entries = [(pool, sandbox) for pool in pools for sandbox in pool.sandboxes()]
+        entries.sort(key=lambda entry: (entry[1].created, entry[1].id))
+        page, token = wire.page(entries, request.page_size, request.page_token)
+        encoded = [self._pools.encode(pool, sandbox) for pool, sandbox in page]
+        return pb.ListSandboxesResponse(sandboxes=encoded, next_page_token=token)
+
+    @streaming
+    async def ExecCommand(
+        self, request: pb.ExecCommandRequest, context: Context
+    ) -> AsyncIterator[pb.ExecCommandResponse]:
+        pool, sandbox_id = self._pools.holding(request.name)
+        async with pool.connection(sandbox_id).exec(wire.command(request)) as events:
+            async for event in events:
+                yield wire.event(event)
+
+    @unary
+    async def WriteFile(
+        self, requests: AsyncIterator[pb.WriteFileRequest], context: Context
+    ) -> pb.WriteFileResponse:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("payload") != "target":
+            raise InvalidRequest("the first message of WriteFile must carry `target`")
+        target = first.target
+        pool, sandbox_id = self._pools.holding(target.name)
+        connection = pool.connection(sandbox_id)
+        mode = wire.file_mode(target.mode)
+        size = await connection.write_file(wire.path(target.path), _pieces(requests), mode)
+        return pb.WriteFileResponse(size_bytes=size)
+
+    @streaming
+    async def ReadFile(
+        self, request: pb.ReadFileRequest, context: Context
+    ) -> AsyncIterator[pb.ReadFileResponse]:
+        pool, sandbox_id = self._pools.holding(request.name)
+        offset, limit = wire.file_range(request)
+        connection = pool.connection(sandbox_id)
+        async for data in connection.read_file(wire.path(request.path), offset=offset, limit=limit):
+            yield pb.ReadFileResponse(data=data)
+
+
+async def _pieces(requests: AsyncIterator[pb.WriteFileRequest]) -> AsyncIterator[bytes]:
+    async for request in requests:
+        if request.WhichOneof("payload") != "data":
+            raise InvalidRequest("only the first message of WriteFile may carry `target`")
+        yield request.data
+
+
+class PoolService(pb_grpc.PoolServiceServicer):
+    """The pools' counts and bounds."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+
+    @unary
+    async def GetPool(self, request: pb.GetPoolRequest, context: Context) -> pb.Pool:
+        pool = self._pools.named(request.name)
+        return wire.pool(pool.name, pool.stats())
+
+    @unary
+    async def ListPools(self, request: pb.ListPoolsRequest, context: Context) -> pb.ListPoolsResponse:
+        pools = sorted(self._pools.by_name.values(), key=lambda pool: pool.name)
+        return pb.ListPoolsResponse(pools=[wire.pool(pool.name, pool.stats()) for pool in pools])
+
+    @unary
+    async def UpdatePool(self, request: pb.UpdatePoolRequest, context: Context) -> pb.Pool:
+        pool = self._pools.named(request.pool.name)
+        wire.resize(pool, request.pool)
+        return wire.pool(pool.name, pool.stats())

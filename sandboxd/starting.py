@@ -1,0 +1,138 @@
+"""Brings one sandbox up: bounded, classified retries, with the starting slot free between two attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+from tenacity.stop import stop_base
+from tenacity.wait import wait_random_exponential
+
+from sandboxd.backends.base import Backend, Connection
+from sandboxd.clock import Clock
+from sandboxd.errors import Phase, SandboxdError, StartFailed
+from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
+
+SETUP_LOG_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, for how long and after what pauses a start is tried again.
+
+    `attempts` counts the first one; no attempt begins when `budget` seconds have passed since the first
+    began. Pauses are drawn uniformly from 0 to `pause · 2ⁿ`, at most `pause_limit` seconds (full jitter).
+    """
+
+    attempts: int = 3
+    budget: float = 90.0
+    pause: float = 0.25
+    pause_limit: float = 8.0
+
+
+class _Stop(stop_base):
+    """Stops by attempts or by the injected clock, whichever comes first."""
+
+    def __init__(self, policy: RetryPolicy, clock: Clock) -> None:
+        self._policy, self._clock, self._begin = policy, clock, clock.now()
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        spent = self._clock.now() - self._begin + retry_state.upcoming_sleep
+        return retry_state.attempt_number >= self._policy.attempts or spent >= self._policy.budget
+
+
+def _retryable(error: BaseException) -> bool:
+    return isinstance(error, StartFailed) and error.retryable
+
+
+class Starter:
+    """Starts sandboxes of one template on one backend."""
+
+    def __init__(self, backend: Backend, template: Template, policy: RetryPolicy, clock: Clock) -> None:
+        self._backend = backend
+        self._template = template
+        self._policy = policy
+        self._clock = clock
+
+    async def start(self, sandbox_id: str, *, between: Callable[[float], Awaitable[None]]) -> Connection:
+        """Returns a connection to a ready sandbox.
+
+        `between(pause)` is awaited after each failed attempt that will be repeated: it sleeps, and
+        gives the starting slot back for that time. Raises StartFailed naming every attempt.
+        """
+        history: list[str] = []
+
+        async def attempt() -> Connection:
+            begin = self._clock.now()
+            try:
+                return await self._attempt(sandbox_id)
+            except StartFailed as error:
+                spent = self._clock.now() - begin
+                history.append(f"{error.phase} after {spent:.2f} s: {error.message}")
+                raise
+
+        retrying = AsyncRetrying(
+            stop=_Stop(self._policy, self._clock),
+            wait=wait_random_exponential(multiplier=self._policy.pause, max=self._policy.pause_limit),
+            retry=retry_if_exception(_retryable),
+            sleep=between,
+            reraise=True,
+        )
+        try:
+            return await retrying(attempt)
+        except StartFailed as error:
+            raise self._summed_up(error, history) from error
+
+    def _summed_up(self, error: StartFailed, history: list[str]) -> StartFailed:
+        attempts = "; ".join(f"attempt {n}: {line}" for n, line in enumerate(history, 1))
+        return StartFailed(
+            f"no sandbox of template {self._template.name!r} could be started ({attempts})",
+            phase=error.phase,
+            retryable=error.retryable,
+            retry_after=self._policy.pause_limit if error.retryable else None,
+            metadata={**error.metadata, "attempts": str(len(history))},
+        )
+
+    async def _attempt(self, sandbox_id: str) -> Connection:
+        try:
+            await self._backend.prepare(self._template)
+            async with self._clock.timeout(self._template.start_timeout):
+                connection = await self._backend.create(sandbox_id, self._template)
+        except StartFailed:
+            raise
+        except TimeoutError as error:
+            limit = self._template.start_timeout
+            raise StartFailed(f"not ready within {limit:g} s", phase=Phase.READY) from error
+        except SandboxdError as error:
+            raise StartFailed(error.message, phase=error.phase, metadata=error.metadata) from error
+        try:
+            await self._set_up(connection)
+        except BaseException:
+            await connection.close()
+            await self._backend.destroy(sandbox_id)
+            raise
+        return connection
+
+    async def _set_up(self, connection: Connection) -> None:
+        if not self._template.setup:
+            return
+        command = Command(argv=self._template.setup, timeout=self._template.start_timeout)
+        log, exited = b"", None
+        try:
+            async with connection.exec(command) as events:
+                async for event in events:
+                    if isinstance(event, Stdout | Stderr):
+                        log = (log + event.data)[-SETUP_LOG_BYTES:]
+                    elif isinstance(event, Exited):
+                        exited = event
+        except SandboxdError as error:
+            raise StartFailed(f"setup: {error.message}", phase=Phase.SETUP) from error
+        if exited is None or exited.reason is not ExitReason.EXITED or exited.exit_code:
+            ending = "no end" if exited is None else f"{exited.reason.name} {exited.exit_code}"
+            raise StartFailed(
+                f"setup ended with {ending}",
+                phase=Phase.SETUP,
+                retryable=exited is not None and exited.reason is ExitReason.TIMED_OUT,
+                metadata={"log": log.decode(errors="replace")},
+            )

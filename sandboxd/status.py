@@ -1,0 +1,93 @@
+"""The one table between our errors and gRPC statuses, read in both directions."""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from sandboxd import errors
+
+DOMAIN = "sandboxd"
+
+CODES: dict[type[errors.SandboxdError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.PoolNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.SandboxNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.LeaseExpired: grpc.StatusCode.NOT_FOUND,
+    errors.FileNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.FileFailed: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.AcquireTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.StartFailed: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.SandboxLost: grpc.StatusCode.ABORTED,
+    errors.BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.Draining: grpc.StatusCode.UNAVAILABLE,
+    errors.Internal: grpc.StatusCode.INTERNAL,
+}
+CLASSES = {error.reason: error for error in CODES}
+# Proto numbers of the canonical codes, since grpc.StatusCode carries them as (number, name).
+_NUMBERS = {code: code_pb2.Code.Value(code.name) for code in CODES.values()}
+_NUMBERS[grpc.StatusCode.FAILED_PRECONDITION] = code_pb2.FAILED_PRECONDITION
+
+
+def code_of(error: errors.SandboxdError) -> grpc.StatusCode:
+    """The status code; a start that no repetition can mend is a FAILED_PRECONDITION."""
+    if isinstance(error, errors.StartFailed) and not error.retryable:
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return CODES[type(error)]
+
+
+def to_status(error: errors.SandboxdError) -> status_pb2.Status:
+    """The full status, with ErrorInfo and, where waiting helps, RetryInfo."""
+    metadata = {"cause": error.cause.value, "mask": str(error.mask).lower(), **error.metadata}
+    if error.phase is not None:
+        metadata["phase"] = error.phase.value
+    details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
+    status = status_pb2.Status(code=_NUMBERS[code_of(error)], message=error.message)
+    status.details.extend(_packed(detail) for detail in details)
+    if error.retry_after is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after * 1e9))
+        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status
+
+
+def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.SandboxdError:
+    """The exception that the daemon raised, rebuilt from its status.
+
+    A status that the daemon did not make (the connection broke, the deadline passed on the way) becomes
+    BackendUnavailable, AcquireTimedOut or Internal by its code.
+    """
+    status = rpc_status.from_call(error)
+    info, retry_after = error_details_pb2.ErrorInfo(), None
+    for detail in status.details if status else ():
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            detail.Unpack(info)
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            detail.Unpack(retry)
+            retry_after = retry.retry_delay.ToNanoseconds() / 1e9
+    message = error.details() or error.code().name
+    if info.domain != DOMAIN or info.reason not in CLASSES:
+        return _foreign(error.code(), message)
+    metadata = {k: v for k, v in info.metadata.items() if k not in ("cause", "mask", "phase")}
+    phase = errors.Phase(info.metadata["phase"]) if "phase" in info.metadata else None
+    return CLASSES[info.reason](message, phase=phase, retry_after=retry_after, metadata=metadata)
+
+
+def _foreign(code: grpc.StatusCode, message: str) -> errors.SandboxdError:
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            return errors.BackendUnavailable(f"the daemon cannot be reached: {message}")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.AcquireTimedOut(f"no answer in time: {message}")
+        case _:
+            return errors.Internal(f"{code.name}: {message}")

@@ -1,0 +1,92 @@
+"""The client for code that does not use asyncio: the same calls, run on a loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from sandboxd.client import Box, Client
+from sandboxd.replies import ExecResult
+from sandboxd.types import PoolStats
+
+Result = TypeVar("Result")
+
+
+class SyncClient:
+    """`with SyncClient() as client, client.acquire("python") as box: box.exec([...])`."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sandboxd client", daemon=True)
+        self._address = address
+
+    def __enter__(self) -> SyncClient:
+        self._thread.start()
+        self._closing = asyncio.Event()
+        opened: asyncio.Future[Client] = self._loop.create_future()
+        self._life = asyncio.run_coroutine_threadsafe(self._live(opened), self._loop)
+        self._client = self._run(_wait_for(opened))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._life.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _live(self, opened: asyncio.Future[Client]) -> None:
+        """Holds the client open in one task, which must both enter and leave it."""
+        async with Client(self._address) as client:
+            opened.set_result(client)
+            await self._closing.wait()
+
+    @contextlib.contextmanager
+    def acquire(self, pool: str, **options: Any) -> Iterator[SyncBox]:
+        """Leases a sandbox for the block. Options and errors as `Client.acquire`."""
+
+        async def acquire() -> Box:
+            return await self._client.acquire(pool, **options)
+
+        box = self._run(acquire())
+        try:
+            yield SyncBox(self, box)
+        finally:
+            self._run(box.release())
+
+    def get_pool(self, pool: str) -> PoolStats:
+        """Counts and totals of one pool. Raises PoolNotFound."""
+        return self._run(self._client.get_pool(pool))
+
+    def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+class SyncBox:
+    """A leased sandbox; see `Box` for what each call does and raises."""
+
+    def __init__(self, client: SyncClient, box: Box) -> None:
+        self._client, self._box = client, box
+        self.name = box.name
+
+    def exec(self, argv: list[Any], **options: Any) -> ExecResult:
+        """Runs a command to its end and returns all it printed."""
+        return self._client._run(self._box.exec(argv, **options))
+
+    def write_file(self, path: str, data: bytes, **options: Any) -> int:
+        """Replaces a file atomically; returns its size."""
+        return self._client._run(self._box.write_file(path, data, **options))
+
+    def read_file(self, path: str, **options: Any) -> bytes:
+        """Reads a file."""
+        return self._client._run(self._box.read_file(path, **options))
+
+
+async def _wait_for(future: asyncio.Future[Result]) -> Result:
+    return await future

@@ -1,0 +1,169 @@
+"""The values that every layer of the daemon speaks of. Nothing here waits or does I/O.
+
+All durations are in seconds, all sizes in bytes. What the kernel treats as bytes is bytes here: argv,
+environment, paths, output.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+
+SANDBOX_PREFIX = "sandboxes/"
+POOL_PREFIX = "pools/"
+POOL_ID = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+
+class Network(enum.StrEnum):
+    """What a sandbox can reach: nothing but its own loopback, or everything the host can."""
+
+    NONE = "none"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use. None leaves that resource without a limit of its own.
+
+    `disk_bytes` bounds the writable layer where the backend can (`Capabilities` says whether).
+    """
+
+    memory_bytes: int | None = 512 << 20
+    cpu_count: float | None = None
+    pids: int | None = 256
+    open_files: int | None = 1024
+    disk_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How to make one kind of sandbox.
+
+    `image` is None for the host's own system directories (namespace backend), else what the backend
+    calls an image. `setup` is run once in each new sandbox before it counts as ready; a non-zero exit
+    fails the start. `env` is the environment of every command; nothing is inherited from the host.
+    """
+
+    name: str
+    image: str | None = None
+    env: dict[bytes, bytes] = field(default_factory=dict)
+    cwd: bytes = b"/workspace"
+    setup: tuple[bytes, ...] = ()
+    limits: Limits = Limits()
+    network: Network = Network.NONE
+    runtime: str | None = None
+    start_timeout: float = 30.0
+    pull_timeout: float = 600.0
+
+
+class SandboxState(enum.Enum):
+    """A sandbox's life. It only moves forward."""
+
+    STARTING = enum.auto()
+    WARM = enum.auto()
+    ACTIVE = enum.auto()
+    DELETING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One program to run inside a sandbox.
+
+    `cwd` and entries of `env` override the template's. `stdin` is written and then closed; an empty
+    one is an immediate end of file. `timeout` counts from the start of the program; when it passes,
+    the whole process tree is killed. `output_limit` bounds stdout and stderr together; past it, the
+    command is killed and ends with OUTPUT_LIMIT_EXCEEDED.
+    """
+
+    argv: tuple[bytes, ...]
+    cwd: bytes | None = None
+    env: dict[bytes, bytes] = field(default_factory=dict)
+    stdin: bytes = b""
+    timeout: float | None = None
+    output_limit: int | None = None
+
+
+class ExitReason(enum.StrEnum):
+    """Why a command ended. Each is data for the caller, never an error of the sandbox."""
+
+    EXITED = "EXITED"
+    SIGNALED = "SIGNALED"
+    TIMED_OUT = "TIMED_OUT"
+    OOM_KILLED = "OOM_KILLED"
+    OUTPUT_LIMIT_EXCEEDED = "OUTPUT_LIMIT_EXCEEDED"
+    NOT_STARTED = "NOT_STARTED"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The program runs. First event of a command, and only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stdout:
+    """A piece of standard output; `offset` counts the stream's bytes before it."""
+
+    data: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stderr:
+    """A piece of standard error; `offset` counts the stream's bytes before it."""
+
+    data: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The command ended and all its output was sent. Last event, and only one.
+
+    `exit_code` is meaningful for EXITED (and 127 or 126 for NOT_STARTED), `signal` for SIGNALED.
+    `wall` and `cpu` are in seconds. `detail` says in words why a program was not started.
+    """
+
+    reason: ExitReason
+    exit_code: int = 0
+    signal: int = 0
+    wall: float = 0.0
+    cpu: float = 0.0
+    detail: str = ""
+
+
+Event = Started | Stdout | Stderr | Exited
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend really enforces on this host, as its `doctor` lines and sandboxes report it."""
+
+    isolation: str
+    enforced_limits: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Counts of one pool at one moment, and its totals since the daemon started.
+
+    `start_seconds` is the median of recent starts, from the decision to ready; None before the first.
+    At any moment: acquired = released + expired + lost + active.
+    """
+
+    warm_target: int
+    size_limit: int
+    starting: int
+    warm: int
+    active: int
+    waiting: int
+    deleting: int
+    acquired_total: int
+    released_total: int
+    expired_total: int
+    lost_total: int
+    started_total: int
+    start_failures_total: int
+    start_seconds: float | None
+    last_failure: str = ""

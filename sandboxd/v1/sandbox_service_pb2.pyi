@@ -1,0 +1,287 @@
+import datetime
+
+from google.api import field_behavior_pb2 as _field_behavior_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import empty_pb2 as _empty_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Sandbox(_message.Message):
+    __slots__ = ("name", "pool", "state", "create_time", "expire_time", "labels")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Sandbox.State]
+        STARTING: _ClassVar[Sandbox.State]
+        WARM: _ClassVar[Sandbox.State]
+        ACTIVE: _ClassVar[Sandbox.State]
+        DELETING: _ClassVar[Sandbox.State]
+    STATE_UNSPECIFIED: Sandbox.State
+    STARTING: Sandbox.State
+    WARM: Sandbox.State
+    ACTIVE: Sandbox.State
+    DELETING: Sandbox.State
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pool: str
+    state: Sandbox.State
+    create_time: _timestamp_pb2.Timestamp
+    expire_time: _timestamp_pb2.Timestamp
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[Sandbox.State, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class AcquireSandboxRequest(_message.Message):
+    __slots__ = ("pool", "ttl", "labels", "request_id")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    ttl: _duration_pb2.Duration
+    labels: _containers.ScalarMap[str, str]
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class RenewSandboxRequest(_message.Message):
+    __slots__ = ("name", "ttl")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ttl: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ReleaseSandboxRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetSandboxRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListSandboxesRequest(_message.Message):
+    __slots__ = ("pool", "page_size", "page_token")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    page_size: int
+    page_token: str
+    def __init__(self, pool: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListSandboxesResponse(_message.Message):
+    __slots__ = ("sandboxes", "next_page_token")
+    SANDBOXES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    sandboxes: _containers.RepeatedCompositeFieldContainer[Sandbox]
+    next_page_token: str
+    def __init__(self, sandboxes: _Optional[_Iterable[_Union[Sandbox, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class EnvironmentVariable(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    value: bytes
+    def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class ExecCommandRequest(_message.Message):
+    __slots__ = ("name", "argv", "cwd", "env", "stdin", "timeout", "output_limit_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGV_FIELD_NUMBER: _ClassVar[int]
+    CWD_FIELD_NUMBER: _ClassVar[int]
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    STDIN_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    argv: _containers.RepeatedScalarFieldContainer[bytes]
+    cwd: bytes
+    env: _containers.RepeatedCompositeFieldContainer[EnvironmentVariable]
+    stdin: bytes
+    timeout: _duration_pb2.Duration
+    output_limit_bytes: int
+    def __init__(self, name: _Optional[str] = ..., argv: _Optional[_Iterable[bytes]] = ..., cwd: _Optional[bytes] = ..., env: _Optional[_Iterable[_Union[EnvironmentVariable, _Mapping]]] = ..., stdin: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ...) -> None: ...
+
+class ExecCommandResponse(_message.Message):
+    __slots__ = ("started", "stdout", "stderr", "exited")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    EXITED_FIELD_NUMBER: _ClassVar[int]
+    started: CommandStarted
+    stdout: CommandOutput
+    stderr: CommandOutput
+    exited: CommandExited
+    def __init__(self, started: _Optional[_Union[CommandStarted, _Mapping]] = ..., stdout: _Optional[_Union[CommandOutput, _Mapping]] = ..., stderr: _Optional[_Union[CommandOutput, _Mapping]] = ..., exited: _Optional[_Union[CommandExited, _Mapping]] = ...) -> None: ...
+
+class CommandStarted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CommandOutput(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class CommandExited(_message.Message):
+    __slots__ = ("reason", "exit_code", "signal", "wall_duration", "cpu_duration", "detail")
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[CommandExited.Reason]
+        EXITED: _ClassVar[CommandExited.Reason]
+        SIGNALED: _ClassVar[CommandExited.Reason]
+        TIMED_OUT: _ClassVar[CommandExited.Reason]
+        OOM_KILLED: _ClassVar[CommandExited.Reason]
+        OUTPUT_LIMIT_EXCEEDED: _ClassVar[CommandExited.Reason]
+        NOT_STARTED: _ClassVar[CommandExited.Reason]
+    REASON_UNSPECIFIED: CommandExited.Reason
+    EXITED: CommandExited.Reason
+    SIGNALED: CommandExited.Reason
+    TIMED_OUT: CommandExited.Reason
+    OOM_KILLED: CommandExited.Reason
+    OUTPUT_LIMIT_EXCEEDED: CommandExited.Reason
+    NOT_STARTED: CommandExited.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    WALL_DURATION_FIELD_NUMBER: _ClassVar[int]
+    CPU_DURATION_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    reason: CommandExited.Reason
+    exit_code: int
+    signal: int
+    wall_duration: _duration_pb2.Duration
+    cpu_duration: _duration_pb2.Duration
+    detail: str
+    def __init__(self, reason: _Optional[_Union[CommandExited.Reason, str]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., wall_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cpu_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class WriteFileRequest(_message.Message):
+    __slots__ = ("target", "data")
+    class Target(_message.Message):
+        __slots__ = ("name", "path", "mode")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        PATH_FIELD_NUMBER: _ClassVar[int]
+        MODE_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        path: bytes
+        mode: int
+        def __init__(self, name: _Optional[str] = ..., path: _Optional[bytes] = ..., mode: _Optional[int] = ...) -> None: ...
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    target: WriteFileRequest.Target
+    data: bytes
+    def __init__(self, target: _Optional[_Union[WriteFileRequest.Target, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class WriteFileResponse(_message.Message):
+    __slots__ = ("size_bytes",)
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    def __init__(self, size_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadFileRequest(_message.Message):
+    __slots__ = ("name", "path", "offset", "limit_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: bytes
+    offset: int
+    limit_bytes: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[bytes] = ..., offset: _Optional[int] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadFileResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Pool(_message.Message):
+    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WARM_COUNT_TARGET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    STARTING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WARM_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DELETING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LOST_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STARTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    START_FAILURES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    START_DURATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    warm_count_target: int
+    size_limit: int
+    starting_count: int
+    warm_count: int
+    active_count: int
+    waiting_count: int
+    deleting_count: int
+    acquired_total: int
+    released_total: int
+    expired_total: int
+    lost_total: int
+    started_total: int
+    start_failures_total: int
+    start_duration: _duration_pb2.Duration
+    last_failure: str
+    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ...) -> None: ...
+
+class GetPoolRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListPoolsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPoolsResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[Pool]
+    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ...) -> None: ...
+
+class UpdatePoolRequest(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: Pool
+    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,193 @@
+"""Between the daemon's values and the messages of the proto: decoding checks, encoding cannot fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from google.protobuf import duration_pb2, timestamp_pb2
+
+from sandboxd.errors import InvalidRequest
+from sandboxd.fleet import Sandbox
+from sandboxd.pool import Pool
+from sandboxd.types import (
+    POOL_PREFIX,
+    SANDBOX_PREFIX,
+    Command,
+    Event,
+    Exited,
+    PoolStats,
+    Started,
+    Stderr,
+    Stdout,
+)
+from sandboxd.v1 import sandbox_service_pb2 as pb
+
+STDIN_LIMIT_BYTES = 1 << 20
+LONGEST_SECONDS = 1e7
+COUNT_LIMIT = 1_000_000
+LABEL_COUNT_LIMIT, LABEL_BYTES_LIMIT, REQUEST_ID_BYTES_LIMIT = 16, 256, 128
+PAGE_SIZE_DEFAULT, PAGE_SIZE_LIMIT = 100, 1000
+FILE_MODE_DEFAULT, FILE_MODE_LIMIT = 0o644, 0o7777
+OUTPUT_PIECE_BYTES = 1 << 19
+
+Entry = TypeVar("Entry")
+
+
+def identifier(name: str, prefix: str) -> str:
+    """The part of a resource name after its collection."""
+    if not name.startswith(prefix) or not name[len(prefix) :] or "/" in name[len(prefix) :]:
+        raise InvalidRequest(f"resource name {name!r} must look like {prefix}NAME")
+    return name[len(prefix) :]
+
+
+def seconds(value: duration_pb2.Duration, field: str) -> float:
+    """A positive duration in seconds."""
+    result: float = value.seconds + value.nanos / 1e9
+    if not 0 < result <= LONGEST_SECONDS:
+        raise InvalidRequest(f"{field} = {result:g} s must be above 0 and at most {LONGEST_SECONDS:g} s")
+    return result
+
+
+def labels(value: Mapping[str, str]) -> dict[str, str]:
+    if len(value) > LABEL_COUNT_LIMIT:
+        raise InvalidRequest(f"{len(value)} labels are more than {LABEL_COUNT_LIMIT}")
+    for key, text in value.items():
+        if len(key.encode()) > LABEL_BYTES_LIMIT or len(text.encode()) > LABEL_BYTES_LIMIT:
+            raise InvalidRequest(f"label {key[:40]!r} is longer than {LABEL_BYTES_LIMIT} bytes")
+    return dict(value)
+
+
+def request_id(request: pb.AcquireSandboxRequest) -> str:
+    if len(request.request_id.encode()) > REQUEST_ID_BYTES_LIMIT:
+        raise InvalidRequest(f"request_id is longer than {REQUEST_ID_BYTES_LIMIT} bytes")
+    return request.request_id
+
+
+def command(request: pb.ExecCommandRequest) -> Command:
+    if not request.argv:
+        raise InvalidRequest("argv is empty: name the program to run")
+    if not request.argv[0]:
+        raise InvalidRequest("argv[0] is empty: name the program to run")
+    if len(request.stdin) > STDIN_LIMIT_BYTES:
+        raise InvalidRequest(f"stdin of {len(request.stdin)} bytes is more than {STDIN_LIMIT_BYTES}")
+    for entry in request.env:
+        if not entry.name or b"=" in entry.name or b"\0" in entry.name + entry.value:
+            raise InvalidRequest(f"environment name {entry.name!r} is not one that a program can see")
+    if any(b"\0" in word for word in (*request.argv, request.cwd)):
+        raise InvalidRequest("argv and cwd cannot contain a zero byte")
+    if request.output_limit_bytes < 0:
+        raise InvalidRequest(f"output_limit_bytes = {request.output_limit_bytes} must not be negative")
+    return Command(
+        argv=tuple(request.argv),
+        cwd=request.cwd or None,
+        env={entry.name: entry.value for entry in request.env},
+        stdin=request.stdin,
+        timeout=seconds(request.timeout, "timeout") if request.HasField("timeout") else None,
+        output_limit=request.output_limit_bytes or None,
+    )
+
+
+def path(value: bytes) -> bytes:
+    if not value or b"\0" in value:
+        raise InvalidRequest(f"path {value!r} must not be empty or contain a zero byte")
+    return value
+
+
+def file_mode(value: int) -> int:
+    if value > FILE_MODE_LIMIT:
+        raise InvalidRequest(f"mode {value:#o} has bits beyond {FILE_MODE_LIMIT:#o}")
+    return value or FILE_MODE_DEFAULT
+
+
+def file_range(request: pb.ReadFileRequest) -> tuple[int, int | None]:
+    if request.offset < 0 or request.limit_bytes < 0:
+        raise InvalidRequest("offset and limit_bytes must not be negative")
+    return request.offset, request.limit_bytes or None
+
+
+def page(entries: Sequence[Entry], size: int, token: str) -> tuple[Sequence[Entry], str]:
+    """One page of a listing, and the token of the next (empty on the last)."""
+    if size < 0 or (token and not token.isdecimal()):
+        raise InvalidRequest(f"page_size {size} or page_token {token!r} is not valid")
+    begin = int(token or 0)
+    end = begin + min(size or PAGE_SIZE_DEFAULT, PAGE_SIZE_LIMIT)
+    return entries[begin:end], str(end) if end < len(entries) else ""
+
+
+def resize(target: Pool, wanted: pb.Pool) -> None:
+    """Applies the fields of an UpdatePool that are set."""
+    stats = target.stats()
+    warm = wanted.warm_count_target if wanted.HasField("warm_count_target") else stats.warm_target
+    size = wanted.size_limit if wanted.HasField("size_limit") else stats.size_limit
+    if not 0 <= warm <= size or not 1 <= size <= COUNT_LIMIT:
+        raise InvalidRequest(f"warm_count_target {warm} must be from 0 to size_limit {size}")
+    target.resize(warm_target=warm, size_limit=size)
+
+
+def duration(value: float) -> duration_pb2.Duration:
+    result = duration_pb2.Duration()
+    result.FromNanoseconds(int(value * 1e9))
+    return result
+
+
+def timestamp(value: float) -> timestamp_pb2.Timestamp:
+    result = timestamp_pb2.Timestamp()
+    result.FromNanoseconds(int(value * 1e9))
+    return result
+
+
+def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbox:
+    """`calendar_offset` turns the pool's clock into seconds since 1970."""
+    return pb.Sandbox(
+        name=SANDBOX_PREFIX + value.id,
+        pool=POOL_PREFIX + pool_name,
+        state=value.state.name,
+        create_time=timestamp(value.created + calendar_offset),
+        expire_time=None if value.expiry is None else timestamp(value.expiry + calendar_offset),
+        labels=value.labels,
+    )
+
+
+def pool(name: str, stats: PoolStats) -> pb.Pool:
+    return pb.Pool(
+        name=POOL_PREFIX + name,
+        warm_count_target=stats.warm_target,
+        size_limit=stats.size_limit,
+        starting_count=stats.starting,
+        warm_count=stats.warm,
+        active_count=stats.active,
+        waiting_count=stats.waiting,
+        deleting_count=stats.deleting,
+        acquired_total=stats.acquired_total,
+        released_total=stats.released_total,
+        expired_total=stats.expired_total,
+        lost_total=stats.lost_total,
+        started_total=stats.started_total,
+        start_failures_total=stats.start_failures_total,
+        start_duration=None if stats.start_seconds is None else duration(stats.start_seconds),
+        last_failure=stats.last_failure,
+    )
+
+
+def event(value: Event) -> pb.ExecCommandResponse:
+    match value:
+        case Started():
+            return pb.ExecCommandResponse(started=pb.CommandStarted())
+        case Stdout(data, offset):
+            return pb.ExecCommandResponse(stdout=pb.CommandOutput(offset=offset, data=data))
+        case Stderr(data, offset):
+            return pb.ExecCommandResponse(stderr=pb.CommandOutput(offset=offset, data=data))
+        case Exited():
+            return pb.ExecCommandResponse(exited=_exited(value))
+
+
+def _exited(value: Exited) -> pb.CommandExited:
+    return pb.CommandExited(
+        reason=value.reason.value,
+        exit_code=value.exit_code,
+        signal=value.signal,
+        wall_duration=duration(value.wall),
+        cpu_duration=duration(value.cpu),
+        detail=value.detail,
+    )
