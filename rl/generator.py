@@ -1,0 +1,102 @@
+"""What the loop asks of a generator: tokens in; tokens, log-probabilities and weight versions out.
+
+`rl.generators` holds the implementations: `VllmGenerator` (the real one) and `FakeGenerator`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rl.types import LogProbs, TokenIds, VersionSpan
+
+
+class GeneratorDead(RuntimeError):
+    """The engine is gone. Every call that waits ends with this one, and no later call succeeds."""
+
+
+class UpdateFailed(RuntimeError):
+    """New weights did not reach the engine; it goes on with the version that it had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens. The defaults draw from the policy itself, and only they may be trained on.
+
+    `top_k` 0 means no limit. A `stop` text is kept at the end of the sampled tokens, because the
+    policy chose it.
+    """
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; at least one token must be allowed")
+
+    def check_trainable(self) -> None:
+        """Raise ValueError unless the log-probabilities returned are those of the whole policy.
+
+        A truncated or tempered distribution is renormalised over fewer tokens than the trainer's
+        softmax, which biases each importance ratio by the log of the mass left out.
+        """
+        if (self.temperature, self.top_p, self.top_k) != (1.0, 1.0, 0):
+            raise ValueError(
+                f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k} cannot be trained on: "
+                "use temperature 1, top_p 1, top_k 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One draw: `ids` and `logprobs` have one entry a sampled token, `spans` cover them.
+
+    `finish_reason` is "stop" (end-of-turn token or a stop text) or "length".
+    """
+
+    ids: TokenIds
+    logprobs: LogProbs
+    spans: tuple[VersionSpan, ...]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorStats:
+    """Counters since the start, and the requests running now.
+
+    `busy_seconds` is the time during which at least one request ran, `paused_seconds` the time that
+    weight updates stopped the engine.
+    """
+
+    running: int
+    finished: int
+    prompt_tokens: int
+    generated_tokens: int
+    busy_seconds: float
+    paused_seconds: float
+    updates: int
+
+
+class Generator(Protocol):
+    """Draws from the current weights, and takes new ones while requests run.
+
+    `version` is the newest weights that are live; requests that began before an update go on with the
+    new weights, and their spans say which tokens came from which.
+    """
+
+    @property
+    def version(self) -> int: ...
+
+    async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
+        """Sample a continuation of `context_ids`. Raises GeneratorDead, ValueError (context too long)."""
+        ...
+
+    async def update_weights(self, path: Path, version: int) -> None:
+        """Make the safetensors directory `path` live as `version`; UpdateFailed leaves the old one live."""
+        ...
+
+    def stats(self) -> GeneratorStats: ...

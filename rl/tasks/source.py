@@ -1,0 +1,89 @@
+"""Where tasks come from: a training stream and a held-out set that can never share a question."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import random
+from collections.abc import Iterable, Sequence
+
+from rl.tasks.base import Family
+from rl.types import Task
+
+HELD_OUT_SHARE = 8  # one question in this many is held out
+ATTEMPTS = 400
+
+
+class UnknownFamily(ValueError):
+    """A task family was named that does not exist or is not one."""
+
+
+def is_held_out(question: str) -> bool:
+    """Whether a question belongs to the held-out side. It is decided by the question's text alone.
+
+    So the two sides cannot meet, whatever seeds drew them and whoever wrote the family.
+    """
+    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
+
+
+class TaskSource:
+    """Makes tasks of the given families. The same (family, level, seed) gives the same task, always."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self.families: dict[str, Family] = {}
+        for family in families:
+            if family.name in self.families:
+                raise UnknownFamily(f"two task families are called {family.name!r}; rename one")
+            self.families[family.name] = family
+
+    def levels(self) -> dict[str, int]:
+        """How many levels each family has."""
+        return {name: len(family.levels) for name, family in self.families.items()}
+
+    def train(self, family: str, level: int, seed: int) -> Task:
+        """The training task number `seed` of a family and level."""
+        return self._draw("train", family, level, seed)
+
+    def held_out(self, family: str, level: int, seed: int) -> Task:
+        """The held-out task number `seed` of a family and level."""
+        return self._draw("heldout", family, level, seed)
+
+    def verify(self, task: Task, answer: str) -> float:
+        """The reward in [0, 1] of a final answer; pure."""
+        return self.families[task.family].verify(task, answer)
+
+    def _draw(self, side: str, family: str, level: int, seed: int) -> Task:
+        if family not in self.families:
+            raise UnknownFamily(f"no task family {family!r}; there are {', '.join(sorted(self.families))}")
+        rng = random.Random(f"{side}/{family}/{level}/{seed}")
+        for _ in range(ATTEMPTS):
+            problem = self.families[family].make(level, rng)
+            if is_held_out(problem.question) == (side == "heldout"):
+                key = f"{side}/{family}/{level}/{seed}"
+                return Task(key, family, level, problem.question, problem.answer)
+        raise UnknownFamily(
+            f"task family {family!r} gave no {side} problem of level {level} in {ATTEMPTS} draws: "
+            "it has too few different questions"
+        )
+
+
+def load_family(path: str) -> Family:
+    """Import a family named `package.module:Class` and build it."""
+    module_name, _, class_name = path.partition(":")
+    try:
+        family: Family = getattr(importlib.import_module(module_name), class_name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UnknownFamily(f"cannot load task family {path!r} (wanted package.module:Class): {error}") from error
+    return family
+
+
+def draw_distinct(source: TaskSource, family: str, level: int, count: int) -> Sequence[Task]:
+    """The first `count` held-out tasks of a family and level whose questions differ (fewer if it has fewer)."""
+    found: dict[str, Task] = {}
+    for seed in range(count * 4):
+        task = source.held_out(family, level, seed)
+        found.setdefault(task.question, task)
+        if len(found) == count:
+            break
+    return tuple(found.values())
