@@ -23,6 +23,7 @@ import grpc
 from sandboxd import replies
 from sandboxd.config import default_address
 from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
+from sandboxd.lifetime import Tasks
 from sandboxd.replies import ExecResult, SandboxInfo
 from sandboxd.status import from_rpc_error
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, Exited, PoolStats, Stderr, Stdout
@@ -67,9 +68,9 @@ class Client:
             self.address, options=[("grpc.max_receive_message_length", 4 << 20)]
         )
         await self._stack.enter_async_context(self._channel)
-        self._sandboxes = pb_grpc.SandboxServiceStub(self._channel)
+        self.sandboxes = pb_grpc.SandboxServiceStub(self._channel)
         self._pools = pb_grpc.PoolServiceStub(self._channel)
-        self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._tasks = await self._stack.enter_async_context(Tasks())
         self._renewal = self._tasks.create_task(self._renew_leases(), name="lease renewal")
         return self
 
@@ -131,26 +132,28 @@ class Client:
         request = pb.ListSandboxesRequest(pool=POOL_PREFIX + pool if pool else "", page_size=1000)
         while True:
             with _translated():
-                reply = await self._sandboxes.ListSandboxes(request, timeout=CALL_TIMEOUT_SECONDS)
+                reply = await self.sandboxes.ListSandboxes(request, timeout=CALL_TIMEOUT_SECONDS)
             for sandbox in reply.sandboxes:
                 yield replies.info(sandbox)
             if not reply.next_page_token:
                 return
             request.page_token = reply.next_page_token
 
-    async def _acquire(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
+    async def lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
+        """Leases a sandbox and keeps the lease alive; `acquire` builds the request."""
         with _translated():
-            sandbox = await self._sandboxes.AcquireSandbox(request, timeout=timeout)
+            sandbox = await self.sandboxes.AcquireSandbox(request, timeout=timeout)
         ttl = sandbox.expire_time.ToNanoseconds() / 1e9 - time.time()
         box = Box(self, sandbox.name, ttl)
         self._boxes[sandbox.name] = box
         self._nudge.set()
         return box
 
-    async def _release(self, box: Box) -> None:
+    async def end_lease(self, box: Box) -> None:
+        """Stops renewing and tells the daemon that the box is no longer needed."""
         self._boxes.pop(box.name, None)
         with _translated():
-            await self._sandboxes.ReleaseSandbox(
+            await self.sandboxes.ReleaseSandbox(
                 pb.ReleaseSandboxRequest(name=box.name), timeout=RELEASE_TIMEOUT_SECONDS
             )
 
@@ -169,7 +172,7 @@ class Client:
     async def _renew(self, box: Box) -> None:
         try:
             with _translated():
-                await self._sandboxes.RenewSandbox(
+                await self.sandboxes.RenewSandbox(
                     pb.RenewSandboxRequest(name=box.name), timeout=CALL_TIMEOUT_SECONDS
                 )
         except BackendUnavailable:
@@ -190,7 +193,7 @@ class Acquisition:
         self._box: Box | None = None
 
     def __await__(self) -> Generator[Any, None, Box]:
-        return self._client._acquire(self._request, self._timeout).__await__()
+        return self._client.lease(self._request, self._timeout).__await__()
 
     async def __aenter__(self) -> Box:
         self._box = await self
@@ -211,7 +214,7 @@ class Box:
         self.ended: SandboxdError | None = None
         """Why the lease ended before its release, once that is known."""
         self._client = client
-        self._stub = client._sandboxes
+        self._stub = client.sandboxes
 
     async def release(self) -> None:
         """Ends the lease; the daemon destroys the sandbox. Idempotent.
@@ -219,7 +222,7 @@ class Box:
         A daemon that cannot be reached ends the lease by itself when its time runs out.
         """
         with contextlib.suppress(BackendUnavailable):
-            await self._client._release(self)
+            await self._client.end_lease(self)
 
     async def exec(
         self,

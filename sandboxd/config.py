@@ -26,8 +26,9 @@ class ConfigError(Exception):
 
 def default_state_dir() -> Path:
     """Where a daemon of this user keeps its sockets and sandboxes."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or ("/run" if os.geteuid() == 0 else f"/tmp/user-{os.getuid()}")
-    return Path(base) / "sandboxd"
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "sandboxd"
+    return Path("/run/sandboxd") if os.geteuid() == 0 else Path.home() / ".sandboxd"
 
 
 def default_address() -> str:

@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -110,25 +111,40 @@ def _listen(server: grpc.aio.Server, config: Config) -> list[str]:
     bound = []
     for address in config.addresses():
         path = address.removeprefix("unix:")
-        if path != address:
-            # The lock on the state directory is ours, so a socket there is a dead daemon's.
-            if Path(path).parent == config.state_dir:
-                Path(path).unlink(missing_ok=True)
-            if Path(path).exists():
-                raise ConfigError(f"listen = {address!r}: the path exists; remove it or name another")
         try:
-            port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"listen = {address!r}: the address cannot be bound (in use, or not this host's); name"
-                " another with --listen"
-            ) from error
-        if path != address:
-            os.chmod(path, 0o600)
-            bound.append(address)
-        else:
-            bound.append(f"{address.rpartition(':')[0]}:{port}")
+            if path != address:
+                bound.append(_listen_on_socket(server, Path(path), own=Path(path).parent == config.state_dir))
+            else:
+                bound.append(_listen_on_port(server, address))
+        except (OSError, RuntimeError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"listen = {address!r}: {why}; name another with --listen") from error
     return bound
+
+
+def _listen_on_socket(server: grpc.aio.Server, path: Path, *, own: bool) -> str:
+    if own:
+        # The lock on the state directory is ours, so a socket in it is a dead daemon's.
+        path.unlink(missing_ok=True)
+    if path.exists():
+        raise FileExistsError(17, "the path exists; remove it")
+    server.add_insecure_port(f"unix:{path}")
+    path.chmod(0o600)
+    return f"unix:{path}"
+
+
+def _listen_on_port(server: grpc.aio.Server, address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError("an address is unix:/path or host:port")
+    # Tried by hand first: gRPC says only that it failed, and prints its own lines about it.
+    for family, kind, protocol, _, target in socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    ):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+    return f"{host}:{server.add_insecure_port(address)}"
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,7 @@
 """The tasks of a pool: carries out what the ledger decides, and tells the ledger what came of it.
 
 One task per start, one per destruction, one per living sandbox that waits for its death. All of them
-live in one TaskGroup, which `run` closes; nothing else in the daemon creates or destroys a sandbox.
+live in one task group, which `run` closes; nothing else in the daemon creates or destroys a sandbox.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
 from sandboxd.ledger import Bounds, Ledger
+from sandboxd.lifetime import Tasks
 from sandboxd.starting import RetryPolicy, Starter
 from sandboxd.types import SandboxState, Template
 
@@ -87,7 +88,7 @@ class Fleet:
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[asyncio.TaskGroup]:
         """Keeps the pool filled until the block ends, then destroys every sandbox and returns."""
-        async with asyncio.TaskGroup() as self._tasks:
+        async with Tasks() as self._tasks:
             self.pump()
             try:
                 yield self._tasks

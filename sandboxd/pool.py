@@ -39,7 +39,7 @@ class PoolOptions:
 
     bounds: Bounds
     default_ttl: float = 300.0
-    retry: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 @dataclass(frozen=True, slots=True)

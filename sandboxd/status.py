@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 from sandboxd import errors
 
@@ -66,7 +65,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.SandboxdError:
     A status that the daemon did not make (the connection broke, the deadline passed on the way) becomes
     BackendUnavailable, AcquireTimedOut or Internal by its code.
     """
-    status = rpc_status.from_call(error)
+    status = _status_of(error)
     info, retry_after = error_details_pb2.ErrorInfo(), None
     for detail in status.details if status else ():
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
@@ -83,10 +82,18 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.SandboxdError:
     return CLASSES[info.reason](message, phase=phase, retry_after=retry_after, metadata=metadata)
 
 
+def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    """The status in the call's trailing metadata; None where the peer sent none."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            return status_pb2.Status.FromString(value)
+    return None
+
+
 def _foreign(code: grpc.StatusCode, message: str) -> errors.SandboxdError:
     match code:
         case grpc.StatusCode.UNAVAILABLE:
-            return errors.BackendUnavailable(f"the daemon cannot be reached: {message}")
+            return errors.BackendUnavailable(f"no daemon answers: {message.rpartition('last error: ')[2]}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.AcquireTimedOut(f"no answer in time: {message}")
         case _:

@@ -29,7 +29,7 @@ class SyncClient:
         self._closing = asyncio.Event()
         opened: asyncio.Future[Client] = self._loop.create_future()
         self._life = asyncio.run_coroutine_threadsafe(self._live(opened), self._loop)
-        self._client = self._run(_wait_for(opened))
+        self._client = self.run(_wait_for(opened))
         return self
 
     def __exit__(
@@ -54,17 +54,18 @@ class SyncClient:
         async def acquire() -> Box:
             return await self._client.acquire(pool, **options)
 
-        box = self._run(acquire())
+        box = self.run(acquire())
         try:
             yield SyncBox(self, box)
         finally:
-            self._run(box.release())
+            self.run(box.release())
 
     def get_pool(self, pool: str) -> PoolStats:
         """Counts and totals of one pool. Raises PoolNotFound."""
-        return self._run(self._client.get_pool(pool))
+        return self.run(self._client.get_pool(pool))
 
-    def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
+    def run(self, call: Coroutine[Any, Any, Result]) -> Result:
+        """Runs one call of the asynchronous client to its end."""
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
 
@@ -77,15 +78,15 @@ class SyncBox:
 
     def exec(self, argv: list[Any], **options: Any) -> ExecResult:
         """Runs a command to its end and returns all it printed."""
-        return self._client._run(self._box.exec(argv, **options))
+        return self._client.run(self._box.exec(argv, **options))
 
     def write_file(self, path: str, data: bytes, **options: Any) -> int:
         """Replaces a file atomically; returns its size."""
-        return self._client._run(self._box.write_file(path, data, **options))
+        return self._client.run(self._box.write_file(path, data, **options))
 
     def read_file(self, path: str, **options: Any) -> bytes:
         """Reads a file."""
-        return self._client._run(self._box.read_file(path, **options))
+        return self._client.run(self._box.read_file(path, **options))
 
 
 async def _wait_for(future: asyncio.Future[Result]) -> Result:

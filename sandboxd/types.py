@@ -50,7 +50,7 @@ class Template:
     env: dict[bytes, bytes] = field(default_factory=dict)
     cwd: bytes = b"/workspace"
     setup: tuple[bytes, ...] = ()
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     network: Network = Network.NONE
     runtime: str | None = None
     start_timeout: float = 30.0

@@ -1,0 +1,1 @@
+"""Measures a daemon through its public door, and what it leaves behind."""

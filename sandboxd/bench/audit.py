@@ -1,0 +1,80 @@
+"""What a daemon left on the host: processes, mounts, cgroups, containers, files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_MARK = "sandboxd"
+CONTAINER_LABEL = "sandboxd.instance"
+# What a stopped daemon may leave in its state directory: its lock and its log.
+KEPT_FILES = frozenset({"daemon.lock", "daemon.log"})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What exists at one moment that a daemon on `state_dir` could have made."""
+
+    processes: frozenset[int]
+    mounts: frozenset[str]
+    cgroups: frozenset[str]
+    containers: frozenset[str]
+    files: frozenset[str]
+
+    @staticmethod
+    def take(state_dir: Path) -> Snapshot:
+        """Reads /proc, the cgroup trees, the Docker engine if there is one, and the directory."""
+        processes, mounts = _processes_and_mounts(os.fsencode(state_dir))
+        return Snapshot(processes, mounts, _cgroups(), _containers(), _files(state_dir))
+
+    def since(self, before: Snapshot) -> dict[str, int]:
+        """How many of each kind are new."""
+        kinds = ("processes", "mounts", "cgroups", "containers", "files")
+        return {kind: len(getattr(self, kind) - getattr(before, kind)) for kind in kinds}
+
+
+def _processes_and_mounts(mark: bytes) -> tuple[frozenset[int], frozenset[str]]:
+    """Processes that name the state directory in their arguments, and mounts below it in any namespace."""
+    processes, mounts = set(), set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if mark in Path(entry.path, "cmdline").read_bytes():
+                processes.add(int(entry.name))
+            for line in Path(entry.path, "mountinfo").read_bytes().splitlines():
+                if mark in line:
+                    mounts.add(line.decode(errors="replace"))
+    return frozenset(processes), frozenset(mounts)
+
+
+def _cgroups() -> frozenset[str]:
+    """Cgroups that any sandboxd made, in every hierarchy."""
+    found: set[str] = set()
+    for directory, names, _ in os.walk(CGROUP_ROOT):
+        found.update(f"{directory}/{name}" for name in names if CGROUP_MARK in name)
+    return frozenset(found)
+
+
+def _containers() -> frozenset[str]:
+    """Containers that any sandboxd made; none where no engine answers."""
+    command = ["docker", "ps", "-aq", "--no-trunc", "--filter", f"label={CONTAINER_LABEL}"]
+    try:
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (FileNotFoundError, PermissionError):
+        return frozenset()
+    return frozenset(listing.stdout.split()) if listing.returncode == 0 else frozenset()
+
+
+def _files(state_dir: Path) -> frozenset[str]:
+    if not state_dir.exists():
+        return frozenset()
+    return frozenset(
+        str(path.relative_to(state_dir))
+        for path in state_dir.rglob("*")
+        if not path.is_dir() and path.name not in KEPT_FILES
+    )

@@ -1,0 +1,81 @@
+"""Runs a daemon as a child process of a program that needs one for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from sandboxd.errors import BackendUnavailable
+
+READY_TIMEOUT_SECONDS = 60.0
+STOP_TIMEOUT_SECONDS = 60.0
+
+
+@contextlib.asynccontextmanager
+async def child_daemon(
+    state_dir: Path, *, config: Path | None = None, log: Path | None = None
+) -> AsyncIterator[str]:
+    """A daemon with its own state directory for as long as the block runs; yields its address.
+
+    It ends with this process, however this process ends, and takes its sandboxes with it. Its log goes
+    to `log`, by default `daemon.log` in the state directory. Raises BackendUnavailable with the daemon's
+    own last line when it does not come up.
+    """
+    await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
+    log = log or state_dir / "daemon.log"
+    arguments = ["--state-dir", str(state_dir), "--with-parent"]
+    if config is not None:
+        arguments += ["--config", str(config)]
+    with log.open("ab") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "sandboxd", "serve", *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            # Ctrl-C goes to the whole foreground group; the daemon must outlive its users' last calls.
+            start_new_session=True,
+        )
+    try:
+        yield await _address(process, log)
+    finally:
+        await _stop(process)
+
+
+async def _address(process: asyncio.subprocess.Process, log: Path) -> str:
+    if process.stdout is None:
+        raise AssertionError("the daemon was started with a pipe")
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_SECONDS):
+            line = (await process.stdout.readline()).decode()
+    except TimeoutError:
+        raise BackendUnavailable(
+            f"the daemon did not come up within {READY_TIMEOUT_SECONDS:g} s; its log is {log}"
+        ) from None
+    if " serving " not in line:
+        await process.wait()
+        lines = (await asyncio.to_thread(log.read_text, errors="replace")).strip().splitlines()
+        last = lines[-1].removeprefix("sandboxd: ") if lines else "no word in its log"
+        raise BackendUnavailable(f"the daemon did not come up: {last}")
+    return line.partition(" serving ")[2].partition(";")[0].split()[0]
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def toml_value(value: object) -> str:
+    """A value as TOML writes it; strings, numbers, booleans and lists of them."""
+    return json.dumps(value)

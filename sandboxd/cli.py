@@ -1,0 +1,166 @@
+"""The `sandboxd` command: reads the arguments, runs one of the parts, and turns faults into one line.
+
+Exit codes: 0 done; 1 the work failed; 2 the command or the configuration cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from sandboxd import __version__, commands
+from sandboxd.config import Config, ConfigError, load
+from sandboxd.errors import BackendUnavailable, SandboxdError
+from sandboxd.lifetime import end_with_parent
+
+EXAMPLES = """examples:
+  sandboxd serve                               pools on this host, on the user's own socket
+  sandboxd exec python -- python3 -c 'print(6*7)'
+  sandboxd ls                                  leased and warm sandboxes
+  sandboxd pool set python --warm 64           keep more of them ready
+  sandboxd bench burst --count 960             start 960 at once and measure
+  sandboxd doctor                              what this host lacks, and how to get it
+
+exit codes: 0 done, 1 the work failed, 2 the command or the configuration cannot be used
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sandboxd",
+        description="Pools of warm, isolated sandboxes for agentic reinforcement learning.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sandboxd {__version__}")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="COMMAND")
+    _add_serve(parts)
+    _add_exec(parts)
+    _add_listings(parts)
+    _add_bench(parts)
+    _add_doctor(parts)
+    return parser
+
+
+def _add_serve(parts: Any) -> None:
+    serve = parts.add_parser("serve", help="run the daemon until Ctrl-C or SIGTERM")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML (docs/configuration.md)")
+    serve.add_argument("--state-dir", type=Path, metavar="DIR", help="sockets and sandboxes go here")
+    serve.add_argument(
+        "--listen",
+        action="append",
+        metavar="ADDRESS",
+        help="unix:/path or host:port; may be given more than once",
+    )
+    serve.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    serve.add_argument(
+        "--with-parent", action="store_true", help="stop when the process that started it ends"
+    )
+    serve.set_defaults(run=_serve)
+
+
+def _add_exec(parts: Any) -> None:
+    run = parts.add_parser("exec", help="lease a sandbox, run one command in it, release it")
+    _add_address(run)
+    run.add_argument("--timeout", type=float, metavar="S", help="kill the command after S seconds")
+    run.add_argument("--wait", type=float, default=60.0, metavar="S", help="wait S seconds for a sandbox")
+    run.add_argument("pool", metavar="POOL")
+    run.add_argument("argv", nargs="+", metavar="CMD", help="the program and its arguments, after --")
+    run.set_defaults(run=commands.execute)
+
+
+def _add_listings(parts: Any) -> None:
+    listing = parts.add_parser("ls", help="list sandboxes")
+    _add_address(listing)
+    listing.add_argument("--pool", metavar="POOL", help="only this pool's")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing.set_defaults(run=commands.list_sandboxes)
+    pool = parts.add_parser("pool", help="list pools, or change one")
+    actions = pool.add_subparsers(dest="action", required=True, metavar="ls|set")
+    pools = actions.add_parser("ls", help="list pools with their counts")
+    _add_address(pools)
+    pools.add_argument("--json", action="store_true", help="one JSON object a line")
+    pools.set_defaults(run=commands.list_pools)
+    change = actions.add_parser("set", help="change a pool until the daemon restarts")
+    _add_address(change)
+    change.add_argument("pool", metavar="POOL")
+    change.add_argument("--warm", type=int, metavar="N", help="sandboxes kept ready")
+    change.add_argument("--size-limit", type=int, metavar="N", help="sandboxes that may exist at once")
+    change.set_defaults(run=commands.set_pool)
+
+
+def _add_bench(parts: Any) -> None:
+    bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
+    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst")
+    burst = shapes.add_parser("burst", help="N callers ask at once for a cold sandbox each")
+    burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
+    burst.add_argument("--backend", choices=["namespace", "docker", "fake"], default="namespace")
+    burst.add_argument("--image", metavar="NAME", help="image of the sandboxes (needed for docker)")
+    burst.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
+    burst.add_argument("--hold", type=float, default=0.0, metavar="S", help="hold all for S seconds (0)")
+    burst.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
+    burst.set_defaults(run=commands.bench_burst)
+
+
+def _add_doctor(parts: Any) -> None:
+    doctor = parts.add_parser("doctor", help="check this host for what a thousand sandboxes need")
+    doctor.add_argument("--json", action="store_true", help="the checks as JSON")
+    doctor.set_defaults(run=commands.doctor)
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address", metavar="ADDRESS", help="the daemon's unix:/path or host:port (SANDBOXD_ADDRESS)"
+    )
+
+
+async def _serve(arguments: argparse.Namespace) -> int:
+    # Imported late: the other parts need no server, and start faster without.
+    from sandboxd.daemon import serve
+
+    if arguments.with_parent:
+        end_with_parent()
+    config = load(
+        arguments.config,
+        state_dir=arguments.state_dir,
+        listen=arguments.listen,
+        log_level=arguments.log_level,
+    )
+    logging.basicConfig(
+        level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    await serve(config, ready=lambda addresses: _say_ready(config, addresses))
+    return 0
+
+
+def _say_ready(config: Config, addresses: list[str]) -> None:
+    pools = ", ".join(f"{name} ({pool.backend}, {pool.warm} warm)" for name, pool in config.pools.items())
+    print(f"sandboxd {__version__} serving {' '.join(addresses)}; pools: {pools}", flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = arguments.run
+    try:
+        return asyncio.run(run(arguments))
+    except ConfigError as error:
+        print(f"sandboxd: {error}", file=sys.stderr)
+        return 2
+    except BackendUnavailable as error:
+        hint = "; start one with `sandboxd serve`, or name another with --address"
+        print(f"sandboxd: {error}{hint if hasattr(arguments, 'address') else ''}", file=sys.stderr)
+        return 2
+    except SandboxdError as error:
+        print(f"sandboxd: {error.reason}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        print("sandboxd: interrupted", file=sys.stderr)
+        return 1

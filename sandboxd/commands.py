@@ -1,0 +1,151 @@
+"""The parts of the `sandboxd` command that talk to a daemon, one function each; they return the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from sandboxd.client import Client
+from sandboxd.config import ConfigError
+from sandboxd.types import Exited, ExitReason, Stderr, Stdout
+
+
+async def execute(arguments: argparse.Namespace) -> int:
+    """`sandboxd exec`: 0 when the command ended with 0; else 1 and one line that says how it ended."""
+    stdin = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    end: Exited | None = None
+    async with (
+        Client(arguments.address) as client,
+        client.acquire(arguments.pool, timeout=arguments.wait) as box,
+    ):
+        async for event in box.stream(arguments.argv, stdin=stdin, timeout=arguments.timeout):
+            match event:
+                case Stdout(data):
+                    _write(sys.stdout.fileno(), data)
+                case Stderr(data):
+                    _write(sys.stderr.fileno(), data)
+                case Exited():
+                    end = event
+    if end is None:
+        raise AssertionError("a command's stream ends with its exit")
+    if end.reason is ExitReason.EXITED and end.exit_code == 0:
+        return 0
+    print(f"sandboxd: {_ending(end, arguments)}", file=sys.stderr)
+    return 1
+
+
+def _ending(end: Exited, arguments: argparse.Namespace) -> str:
+    match end.reason:
+        case ExitReason.EXITED:
+            return f"the command ended with exit code {end.exit_code}"
+        case ExitReason.SIGNALED:
+            return f"the command was killed by signal {end.signal}"
+        case ExitReason.TIMED_OUT:
+            return f"the command was killed after {arguments.timeout:g} s"
+        case ExitReason.NOT_STARTED:
+            return f"the command could not be started: {end.detail}"
+        case _:
+            return f"the command ended as {end.reason}"
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Writes bytes as they are, past Python's text layer."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+async def list_sandboxes(arguments: argparse.Namespace) -> int:
+    """`sandboxd ls`."""
+    async with Client(arguments.address) as client:
+        sandboxes = [sandbox async for sandbox in client.list_sandboxes(arguments.pool)]
+    if arguments.json:
+        for sandbox in sandboxes:
+            print(json.dumps(dataclasses.asdict(sandbox)))
+        return 0
+    table = Table("SANDBOX", "POOL", "STATE", "AGE", "LEASE ENDS IN", "LABELS", box=None)
+    now = time.time()
+    for sandbox in sandboxes:
+        left = "" if sandbox.expires is None else f"{sandbox.expires - now:.0f} s"
+        labels = " ".join(f"{key}={value}" for key, value in sandbox.labels.items())
+        table.add_row(
+            sandbox.name, sandbox.pool, sandbox.state, f"{now - sandbox.created:.0f} s", left, labels
+        )
+    Console().print(table)
+    return 0
+
+
+async def list_pools(arguments: argparse.Namespace) -> int:
+    """`sandboxd pool ls`."""
+    async with Client(arguments.address) as client:
+        pools = await client.list_pools()
+    if arguments.json:
+        for name, stats in pools.items():
+            print(json.dumps({"pool": name, **dataclasses.asdict(stats)}))
+        return 0
+    table = Table("POOL", "WARM", "STARTING", "ACTIVE", "WAITING", "FAILED STARTS", "START", box=None)
+    for name, stats in pools.items():
+        start = "" if stats.start_seconds is None else f"{stats.start_seconds * 1e3:.1f} ms"
+        counts = (stats.starting, stats.active, stats.waiting, stats.start_failures_total)
+        table.add_row(name, f"{stats.warm} of {stats.warm_target}", *map(str, counts), start)
+    console = Console()
+    console.print(table)
+    for name, stats in pools.items():
+        if stats.last_failure:
+            console.print(f"{name}: last failed start: {stats.last_failure}", markup=False)
+    return 0
+
+
+async def set_pool(arguments: argparse.Namespace) -> int:
+    """`sandboxd pool set`."""
+    if arguments.warm is None and arguments.size_limit is None:
+        raise ConfigError("pool set: name what to change: --warm N or --size-limit N")
+    async with Client(arguments.address) as client:
+        stats = await client.update_pool(arguments.pool, warm=arguments.warm, size_limit=arguments.size_limit)
+    print(f"{arguments.pool}: {stats.warm_target} kept warm, at most {stats.size_limit}")
+    return 0
+
+
+async def bench_burst(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench burst`: 1 when a sandbox failed or something was left behind."""
+    from sandboxd.bench import burst, report
+
+    if arguments.count < 1:
+        raise ConfigError(f"--count {arguments.count}: must be at least 1")
+    if arguments.backend == "docker" and not arguments.image:
+        raise ConfigError("bench burst --backend docker needs --image NAME")
+    result = await burst.run(
+        burst.Options(
+            count=arguments.count,
+            backend=arguments.backend,
+            image=arguments.image,
+            start_limit=arguments.start_limit,
+            hold_seconds=arguments.hold,
+        )
+    )
+    report.show(result)
+    if arguments.json:
+        try:
+            arguments.json.write_text(json.dumps(result.to_json(), indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(f"--json {arguments.json}: {error.strerror}") from error
+    return 0 if result.clean else 1
+
+
+async def doctor(arguments: argparse.Namespace) -> int:
+    """`sandboxd doctor`: 1 when something that the namespace backend needs is missing."""
+    from sandboxd import doctor as checks
+
+    findings = checks.examine()
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        checks.show(findings)
+    return 0 if all(finding.ok or not finding.required for finding in findings) else 1

@@ -1,0 +1,41 @@
+"""Who ends with whom: tasks with the block that made them, a process with the one that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from types import TracebackType
+
+PR_SET_PDEATHSIG = 1
+
+
+class Tasks(asyncio.TaskGroup):
+    """A task group whose block may raise what it likes.
+
+    An asyncio.TaskGroup wraps the block's own exception in an ExceptionGroup and cancels the tasks. Here
+    the tasks are waited for, and the exception then comes out as itself: callers catch what they expect,
+    and a teardown that runs in these tasks is finished whatever the block met. A task that fails still
+    cancels the block and comes out as an ExceptionGroup.
+    """
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(None, None, None)
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Has the kernel send `number` to this process when its parent ends. Does nothing off Linux.
+
+    Ends the process at once when the parent is gone already: it may have died before this call.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent or parent == 1:
+        raise SystemExit(f"the parent process {parent} has ended")
