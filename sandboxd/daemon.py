@@ -16,6 +16,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -128,6 +129,8 @@ def _listen_on_socket(server: grpc.aio.Server, path: Path, *, own: bool) -> str:
         path.unlink(missing_ok=True)
     if path.exists():
         raise FileExistsError(17, "the path exists; remove it")
+    _try_to_bind(socket.AF_UNIX, str(path))
+    path.unlink()
     server.add_insecure_port(f"unix:{path}")
     path.chmod(0o600)
     return f"unix:{path}"
@@ -137,14 +140,16 @@ def _listen_on_port(server: grpc.aio.Server, address: str) -> str:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError("an address is unix:/path or host:port")
-    # Tried by hand first: gRPC says only that it failed, and prints its own lines about it.
-    for family, kind, protocol, _, target in socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM
-    ):
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(target)
+    for family, _, _, _, target in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+        _try_to_bind(family, target)
     return f"{host}:{server.add_insecure_port(address)}"
+
+
+def _try_to_bind(family: int, target: Any) -> None:
+    """Raises OSError with the reason: gRPC says only that it failed, and prints lines of its own."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(target)
 
 
 @contextlib.asynccontextmanager

@@ -102,7 +102,10 @@ class Fleet:
         for sandbox in list(self.sandboxes.values()):
             match sandbox.state:
                 case SandboxState.STARTING if sandbox.task:
+                    # Counted out here: a task that is cancelled before its first step never runs.
                     sandbox.task.cancel()
+                    self.ledger.start_withdrawn(sandbox.id)
+                    del self.sandboxes[sandbox.id]
                 case SandboxState.WARM:
                     self.ledger.retire(sandbox.id)
                     self.destroy(sandbox)
@@ -130,23 +133,21 @@ class Fleet:
             sandbox.task = self._tasks.create_task(self._start(sandbox), name=f"start {sandbox_id}")
         for sandbox_id in self.ledger.surplus():
             self.ledger.retire(sandbox_id)
-            self.destroy(self.sandboxes[sandbox_id])
+            self._begin_to_destroy(self.sandboxes[sandbox_id])
 
     async def _start(self, sandbox: Sandbox) -> None:
         begin = self._clock.now()
         try:
             sandbox.connection = await self._create(sandbox)
-        except asyncio.CancelledError:
-            self.ledger.start_withdrawn(sandbox.id)
-            del self.sandboxes[sandbox.id]
-            raise
         except StartFailed as error:
-            self._start_failed(sandbox, error)
+            if not self._closing:
+                self._start_failed(sandbox, error)
             return
         if self._closing:
-            self.ledger.start_withdrawn(sandbox.id)
+            # Finished in the moment of its cancellation.
+            self.sandboxes[sandbox.id] = sandbox
             self.ledger.deleting.add(sandbox.id)
-            self.destroy(sandbox)
+            self._begin_to_destroy(sandbox)
             return
         self._start_seconds.append(self._clock.now() - begin)
         self._fill_pause, self._may_fill, self.last_failure = 0.0, True, ""
@@ -216,11 +217,14 @@ class Fleet:
 
     def destroy(self, sandbox: Sandbox) -> None:
         """Begins to destroy a sandbox that the ledger already counts as deleting."""
+        self._begin_to_destroy(sandbox)
+        self.pump()
+
+    def _begin_to_destroy(self, sandbox: Sandbox) -> None:
         if sandbox.task:
             sandbox.task.cancel()
         sandbox.state = SandboxState.DELETING
         sandbox.task = self._tasks.create_task(self._destroy(sandbox), name=f"destroy {sandbox.id}")
-        self.pump()
 
     async def _destroy(self, sandbox: Sandbox) -> None:
         """Tries until the sandbox is gone: a teardown that fails once must not leak it."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sandboxd.backends.host_process import HostProcess
 from sandboxd.clock import Clock, MonotonicClock
-from sandboxd.errors import FileFailed, FileNotFound, Phase, SandboxLost, StartFailed
+from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, Phase, SandboxLost, StartFailed
 from sandboxd.types import Capabilities, Command, Event, Template
 
 FILE_PIECE_BYTES = 256 * 1024
@@ -31,7 +31,8 @@ class FakeScript:
 
     `start_seconds` is how long a start takes; `fail_rate` and `hang_rate` are chances per attempt in
     [0, 1]; `first_failures` are raised by the first attempts, in order, before chance has its say.
-    `die_rate` is the chance per command that the sandbox dies under it.
+    `die_rate` is the chance per command that the sandbox dies under it. The next `destroy_failures`
+    destructions fail.
     """
 
     start_seconds: float = 0.0
@@ -39,6 +40,7 @@ class FakeScript:
     fail_phase: Phase = Phase.START
     hang_rate: float = 0.0
     die_rate: float = 0.0
+    destroy_failures: int = 0
     first_failures: list[StartFailed] = field(default_factory=list)
     seed: int = 0
 
@@ -86,6 +88,9 @@ class FakeBackend:
         return connection
 
     async def destroy(self, sandbox_id: str) -> None:
+        if self.script.destroy_failures:
+            self.script.destroy_failures -= 1
+            raise BackendUnavailable("the script says that this destruction fails")
         connection = self._alive.pop(sandbox_id, None)
         if connection is not None:
             await connection.end()
@@ -104,7 +109,7 @@ class FakeConnection:
     def __init__(self, template: Template, *, dies: Callable[[], bool]) -> None:
         self._template = template
         self._dies = dies
-        self._home = Path(tempfile.mkdtemp(prefix="sandboxd-fake-"))
+        self._made_home: Path | None = None
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._processes: set[HostProcess] = set()
 
@@ -118,7 +123,15 @@ class FakeConnection:
     async def end(self) -> None:
         """Kills what runs and removes the sandbox's directory."""
         self.die("destroyed")
-        await asyncio.to_thread(shutil.rmtree, self._home, ignore_errors=True)
+        if self._made_home is not None:
+            await asyncio.to_thread(shutil.rmtree, self._made_home, ignore_errors=True)
+
+    @property
+    def _home(self) -> Path:
+        """Made at first use: most sandboxes of a pool test never run a command."""
+        if self._made_home is None:
+            self._made_home = Path(tempfile.mkdtemp(prefix="sandboxd-fake-"))
+        return self._made_home
 
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[AsyncIterator[Event]]:

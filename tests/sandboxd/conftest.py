@@ -1,0 +1,97 @@
+"""What the daemon's tests share: an event loop for each, a clock that stands still, a daemon on a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxd.backends.fake import FakeBackend, FakeScript
+from sandboxd.client import Client
+from sandboxd.clock import ManualClock
+from sandboxd.config import load
+from sandboxd.daemon import running
+from sandboxd.ledger import Bounds
+from sandboxd.pool import Pool, PoolOptions
+from sandboxd.starting import RetryPolicy
+from sandboxd.types import Template
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+async def settle() -> None:
+    """Lets every task run until all of them wait for something that only the test can give."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class Rig:
+    """A pool on the fake backend with a clock that the test moves."""
+
+    def __init__(self, pool: Pool, backend: FakeBackend, clock: ManualClock) -> None:
+        self.pool, self.backend, self.clock = pool, backend, clock
+
+    async def advance(self, seconds: float) -> None:
+        await settle()
+        self.clock.advance(seconds)
+        await settle()
+
+    @property
+    def counts(self) -> str:
+        """What the pool holds, as a person would say it."""
+        return repr(self.pool).partition("Ledger ")[2].rstrip(">")
+
+
+@pytest.fixture
+def rig(clock: ManualClock) -> Callable[..., Any]:
+    """`async with rig(warm=2, …) as r:` a running pool."""
+
+    @contextlib.asynccontextmanager
+    async def open_rig(
+        *,
+        warm: int = 0,
+        size: int = 100,
+        starts: int = 100,
+        waiting: int = 100,
+        script: FakeScript | None = None,
+        retry: RetryPolicy | None = None,
+        template: Template | None = None,
+    ) -> AsyncIterator[Rig]:
+        backend = FakeBackend(script, clock=clock)
+        options = PoolOptions(
+            Bounds(warm, size, starts, waiting), default_ttl=60.0, retry=retry or RetryPolicy()
+        )
+        pool = Pool("p", backend=backend, template=template or Template("p"), options=options, clock=clock)
+        async with pool.run():
+            await settle()
+            yield Rig(pool, backend, clock)
+        assert await backend.list_ids() == []
+        assert pool.sandboxes() == []
+
+    return open_rig
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Callable[..., Any]:
+    """`async with daemon(pools={…}) as client:` a real daemon behind a real socket, in this process."""
+
+    @contextlib.asynccontextmanager
+    async def open_daemon(**settings: Any) -> AsyncIterator[Client]:
+        settings.setdefault("pools", {"python": {"backend": "fake", "warm": 2}})
+        config = load(None, state_dir=tmp_path / "state", drain_seconds=0.2, **settings)
+        async with running(config) as addresses, Client(addresses[0]) as client:
+            yield client
+
+    return open_daemon

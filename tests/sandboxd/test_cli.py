@@ -1,0 +1,152 @@
+"""The command as a person uses it: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FAKE = '[pools.python]\nbackend = "fake"\nwarm = 1\n'
+
+
+def run(*arguments: object, stdin: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "sandboxd", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=timeout)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A daemon in a process of its own."""
+    config = tmp_path / "sandboxd.toml"
+    config.write_text(FAKE)
+    command = [sys.executable, "-m", "sandboxd", "serve", "--config", str(config)]
+    process = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stdout=subprocess.PIPE)
+    assert process.stdout
+    line = process.stdout.readline().decode()
+    yield line.split(" serving ")[1].split(";")[0]
+    process.send_signal(signal.SIGTERM)
+    process.stdout.close()
+    assert process.wait(30) == 0
+
+
+def test_exec_passes_output_and_says_how_it_ended(address: str) -> None:
+    done = run(
+        "exec", "--address", address, "python", "--", "sh", "-c", "cat; echo err >&2", stdin=b"\xff\0in"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"\xff\0in", b"err\n")
+    failed = run("exec", "--address", address, "python", "--", "sh", "-c", "exit 7")
+    assert (failed.returncode, failed.stderr) == (1, b"sandboxd: the command ended with exit code 7\n")
+    late = run("exec", "--address", address, "--timeout", "0.2", "python", "--", "sleep", "100")
+    assert (late.returncode, late.stderr) == (1, b"sandboxd: the command was killed after 0.2 s\n")
+
+
+def test_listings_and_changes(address: str) -> None:
+    assert b"python" in run("pool", "ls", "--address", address).stdout
+    changed = run("pool", "set", "--address", address, "python", "--warm", "3")
+    assert changed.stdout == b"python: 3 kept warm, at most 1024\n"
+    pool = json.loads(run("pool", "ls", "--json", "--address", address).stdout)
+    assert (pool["pool"], pool["warm_target"]) == ("python", 3)
+    listed = run("ls", "--json", "--address", address).stdout.splitlines()
+    assert {json.loads(line)["pool"] for line in listed} == {"python"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["exec", "--address", "unix:/none.sock", "python", "--", "true"], 2, "no daemon answers"),
+        (["serve", "--listen", "nowhere"], 2, "listen = 'nowhere': an address is unix:/path or host:port"),
+        (["serve", "--state-dir", "/proc/none"], 2, "state_dir /proc/none cannot be used"),
+        (["serve", "--config", "none.toml"], 2, "cannot read the settings file none.toml"),
+        (["pool", "set", "python"], 2, "name what to change"),
+        (["bench", "burst", "--count", "0"], 2, "--count 0: must be at least 1"),
+        (["bench", "burst", "--backend", "docker"], 2, "needs --image NAME"),
+        (["frobnicate"], 2, "invalid choice"),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    if arguments[0] == "serve" and "--state-dir" not in arguments:
+        config = tmp_path / "fake.toml"
+        config.write_text(FAKE)
+        extra = [] if "--config" in arguments else ["--config", str(config)]
+        arguments = [*arguments, "--state-dir", str(tmp_path / "state"), *extra]
+    done = run(*arguments)
+    assert done.returncode == code
+    last = done.stderr.decode().strip().splitlines()[-1]
+    assert words in last
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(tmp_path: Path, address: str) -> None:
+    config = tmp_path / "fake.toml"
+    config.write_text(FAKE)
+    first = [sys.executable, "-m", "sandboxd", "serve", "--config", config, "--state-dir", tmp_path / "a"]
+    with subprocess.Popen([*map(str, first), "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        taken = process.stdout.readline().decode().split(" serving ")[1].split(";")[0]
+        second = run("serve", "--config", config, "--state-dir", tmp_path / "b", "--listen", taken)
+        assert second.returncode == 2
+        words = f"sandboxd: listen = '{taken}': Address already in use; name another with --listen\n"
+        assert second.stderr.decode() == words
+        third = run("serve", "--config", config, "--state-dir", tmp_path / "a")
+        assert third.returncode == 2
+        assert f"in use by the daemon with pid {process.pid}" in third.stderr.decode()
+        process.send_signal(signal.SIGTERM)
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small tmpfs")
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", small], check=True)
+    try:
+        done = run("serve", "--state-dir", small)
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert done.returncode == 2
+    assert f"state_dir {small} cannot be written: No space left on device" in done.stderr.decode()
+
+
+def test_ctrl_c_ends_the_daemon_cleanly(tmp_path: Path) -> None:
+    config = tmp_path / "fake.toml"
+    config.write_text(FAKE)
+    command = [sys.executable, "-m", "sandboxd", "serve", "--config", config, "--state-dir", tmp_path / "a"]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert b"Traceback" not in errors
+
+
+def test_help_names_every_part() -> None:
+    text = run("--help").stdout.decode()
+    for part in ("serve", "exec", "ls", "pool", "bench", "doctor", "exit codes"):
+        assert part in text
+
+
+def test_doctor_reports_as_json() -> None:
+    done = run("doctor", "--json")
+    findings = json.loads(done.stdout)
+    assert {"name", "ok", "required", "current", "needed", "fix"} == set(findings[0])
+    verdict = all(finding["ok"] or not finding["required"] for finding in findings)
+    assert done.returncode == (0 if verdict else 1)
+
+
+def test_bench_writes_the_keys_that_stay(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = run("bench", "burst", "--count", "20", "--backend", "fake", "--json", out, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert {"shape", "backend", "count", "failed", "wall_s", "ready_s", "exec_s", "rate_per_s"} <= set(result)
+    assert (result["count"], result["failed"], result["alive_after_hold"]) == (20, 0, 20)
+    assert set(result["ready_s"]) == set(result["exec_s"]) == {"p50", "p90", "p99", "max"}
+    assert result["leaked"] == {"processes": 0, "mounts": 0, "cgroups": 0, "containers": 0, "files": 0}
+    assert result["baseline"] is None

@@ -1,0 +1,56 @@
+"""Settings: every fault is one line with the key, the value and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandboxd.config import ConfigError, load
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "sandboxd.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_make_a_usable_daemon(tmp_path: Path) -> None:
+    config = load(None, state_dir=tmp_path)
+    assert config.addresses() == [f"unix:{tmp_path}/sandboxd.sock"]
+    assert config.pools["python"].backend == "namespace"
+
+
+def test_a_pool_becomes_a_template_and_options(tmp_path: Path) -> None:
+    text = '[pools.tool]\nbackend = "fake"\nwarm = 500\nsize_limit = 10\nenv = {A = "b"}\nlimits.pids = 99\n'
+    pool = load(write(tmp_path, text)).pools["tool"]
+    assert pool.template("tool").env == {b"A": b"b"}
+    assert pool.template("tool").limits.pids == 99
+    assert pool.options().bounds.warm_target == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[pools.a]\nwarmm = 3", "unknown key 'pools.a.warmm' = 3; did you mean 'warm'?"),
+        ("[pools.a.limits]\nmemory = 3", "did you mean 'memory_bytes'?"),
+        ("statedir = 'x'", "did you mean 'state_dir'?"),
+        ("[pools.a]\nqqq = 3", "known here: backend, image"),
+        ("[pools.a]\nwarm = -1", "pools.a.warm = -1: input should be greater than or equal to 0"),
+        ("[pools.a]\nbackend = 'podman'", "pools.a.backend = 'podman'"),
+        ("[pools.A]\nwarm = 1", "pool name 'A' must be lower-case"),
+        ("[pools.a]\ncwd = 'x'", "pools.a.cwd = 'x': must be an absolute path"),
+        ("a = ", "is not valid TOML"),
+    ],
+)
+def test_a_fault_is_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(write(tmp_path, text))
+    assert message in str(raised.value)
+    assert "sandboxd.toml" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
+        load(tmp_path / "none.toml")
