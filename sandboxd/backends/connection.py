@@ -1,0 +1,356 @@
+"""The daemon's way into a guest: a unix-socket connection for each operation, and no trust in the replies.
+
+One connection an operation makes back-pressure the kernel's business: a reader that stalls fills its own
+socket and nobody else's. A guest that breaks the protocol loses its sandbox, and only that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from sandboxd.errors import FileFailed, FileNotFound, InvalidRequest, Phase, SandboxLost
+from sandboxd.guest import wire
+from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
+
+DEFAULT_ENV = {
+    b"PATH": b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    b"HOME": b"/workspace",
+    b"LANG": b"C.UTF-8",
+}
+RECEIVE_BYTES = 256 << 10
+# A guest owes the end of a command this long after its timeout, when nothing holds up its output.
+GUEST_SLACK_SECONDS = 15.0
+# How long a broken connection waits to hear from elsewhere what the sandbox died of.
+CAUSE_SECONDS = 1.0
+# The kernel's limit on a socket's path; longer ones go by a descriptor of their directory.
+SOCKET_PATH_BYTES = 107
+
+
+async def dial(path: Path) -> socket.socket:
+    """A connected, non-blocking unix socket. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        while True:
+            try:
+                _connect(sock, path)
+                return sock
+            except BlockingIOError:
+                # The listener's queue is full, and the kernel has no event for its end.
+                await asyncio.sleep(0.001)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connect(sock: socket.socket, path: Path) -> None:
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
+        sock.connect(os.fspath(path))
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+
+
+class Broken(Exception):
+    """The connection ended in the middle of an operation."""
+
+
+class Channel:
+    """One connection: whole frames in both directions, memory bounded by the largest frame."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        """Raises Broken."""
+        try:
+            await self._loop.sock_sendall(self._sock, data)
+        except OSError as error:
+            raise Broken(error.strerror) from error
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The next frame. Raises Broken, wire.Malformed."""
+        while True:
+            found = wire.split(self._buffer, wire.MAX_REPLY)
+            if found is not None:
+                return found
+            try:
+                data = await self._loop.sock_recv(self._sock, RECEIVE_BYTES)
+            except OSError as error:
+                raise Broken(error.strerror) from error
+            if not data:
+                raise Broken("the guest closed the connection")
+            self._buffer += data
+
+    def close(self) -> None:
+        """Idempotent."""
+        # The loop would otherwise keep what waits on the number of a descriptor that is somebody else's.
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+
+
+class GuestConnection:
+    """Implements `base.Connection` on the socket of a guest.
+
+    `lost` is a future that its owner resolves with the cause when the sandbox has died; without one the
+    connection watches the guest itself, and is then the only one to know.
+    """
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        socket_path: Path,
+        template: Template,
+        *,
+        lost: asyncio.Future[str] | None = None,
+    ) -> None:
+        self._sandbox_id = sandbox_id
+        self._path = socket_path
+        self._template = template
+        self._watched_elsewhere = lost is not None
+        self._lost = asyncio.get_running_loop().create_future() if lost is None else lost
+
+    # -- commands
+
+    @contextlib.asynccontextmanager
+    async def exec(self, command: Command) -> AsyncIterator[AsyncIterator[Event]]:
+        """See `base.Connection.exec`. Raises also InvalidRequest for what no kernel takes."""
+        first = wire.frame(wire.EXEC, self._request(command).pack())
+        small = len(command.stdin) <= wire.PIECE
+        async with self._channel(Phase.EXEC) as channel:
+            await channel.send(first + _stdin(command.stdin) if small and command.stdin else first)
+            feeder = None if small else asyncio.create_task(_feed(channel, command.stdin))
+            try:
+                yield _Events(self, channel, command.timeout)
+            finally:
+                if feeder is not None:
+                    feeder.cancel()
+                    await asyncio.wait([feeder])
+
+    def _request(self, command: Command) -> wire.ExecRequest:
+        env = {**DEFAULT_ENV, **self._template.env, **command.env}
+        pairs = [string for pair in env.items() for string in pair]
+        if not command.argv or not command.argv[0]:
+            raise InvalidRequest("argv is empty: name a program to run", phase=Phase.EXEC)
+        if any(b"\0" in string for string in (*command.argv, *pairs, command.cwd or b"")):
+            raise InvalidRequest("argv, cwd and environment cannot hold NUL bytes", phase=Phase.EXEC)
+        request = wire.ExecRequest(list(command.argv), self._absolute(command.cwd or b""), list(env.items()))
+        if command.timeout is not None:
+            request.timeout = command.timeout
+        if command.output_limit is not None:
+            request.output_limit = command.output_limit
+        request.has_stdin = bool(command.stdin)
+        if (size := len(request.pack())) > wire.MAX_REQUEST:
+            raise InvalidRequest(
+                f"argv and environment take {size} bytes, at most {wire.MAX_REQUEST} fit", phase=Phase.EXEC
+            )
+        return request
+
+    # -- the sandbox itself
+
+    async def ping(self) -> None:
+        """See `base.Connection.ping`."""
+        async with self._channel(Phase.READY) as channel:
+            await channel.send(wire.frame(wire.PING))
+            if (await channel.frame())[0] != wire.PING:
+                raise wire.Malformed("something else than a ping in return")
+
+    async def wait_lost(self) -> str:
+        """See `base.Connection.wait_lost`."""
+        if not self._watched_elsewhere and not self._lost.done():
+            with contextlib.suppress(SandboxLost):
+                async with self._channel(Phase.READY) as channel:
+                    await channel.send(wire.frame(wire.WATCH))
+                    await channel.frame()
+                    raise wire.Malformed("a watched guest spoke")
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        """Nothing is held open between operations."""
+
+    # -- files
+
+    async def write_file(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
+        """See `base.Connection.write_file`."""
+        target = self._absolute(path)
+        async with self._channel(Phase.FILE) as channel:
+            await channel.send(wire.frame(wire.WRITE, wire.WRITE_FIELDS.pack(mode), target))
+            reply = asyncio.ensure_future(channel.frame())
+            try:
+                await _send_file(channel, data, reply)
+                kind, payload = await reply
+            finally:
+                reply.cancel()
+                await asyncio.wait([reply])
+            if kind == wire.DONE and len(payload) == wire.OFFSET.size:
+                size: int = wire.OFFSET.unpack(payload)[0]
+                return size
+            raise _file_error(path, kind, payload)
+
+    async def read_file(
+        self, path: bytes, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """See `base.Connection.read_file`."""
+        target = self._absolute(path)
+        async with self._channel(Phase.FILE) as channel:
+            fields = wire.READ_FIELDS.pack(offset, -1 if limit is None else limit)
+            await channel.send(wire.frame(wire.READ, fields, target))
+            left = limit
+            while True:
+                kind, piece = await channel.frame()
+                if kind != wire.DATA:
+                    raise _file_error(path, kind, piece)
+                if not piece:
+                    return
+                left = None if left is None else left - len(piece)
+                if left is not None and left < 0:
+                    raise wire.Malformed("more of a file than was asked for")
+                yield piece
+
+    def _absolute(self, path: bytes) -> bytes:
+        if b"\0" in path:
+            raise InvalidRequest("a path cannot hold NUL bytes", phase=Phase.FILE)
+        return os.path.join(self._template.cwd, path)  # noqa: PTH118 - bytes
+
+    # -- losing it
+
+    @contextlib.asynccontextmanager
+    async def _channel(self, phase: Phase) -> AsyncIterator[Channel]:
+        if self._lost.done():
+            raise self._loss(self._lost.result(), phase)
+        try:
+            channel = Channel(await dial(self._path))
+        except OSError as error:
+            raise await self.cause(Broken(error.strerror), phase) from error
+        try:
+            yield channel
+        except (Broken, wire.Malformed) as error:
+            raise await self.cause(error, phase) from error
+        finally:
+            channel.close()
+
+    async def cause(self, error: Broken | wire.Malformed, phase: Phase) -> SandboxLost:
+        """What to raise for a broken connection: the owner of `lost` often knows better why it broke."""
+        if isinstance(error, wire.Malformed):
+            self._condemn(f"its guest broke the protocol: {error}")
+        elif self._watched_elsewhere:
+            await asyncio.wait([self._lost], timeout=CAUSE_SECONDS)
+        if not self._lost.done():
+            self._condemn(f"its guest cannot be reached: {error}")
+        return self._loss(self._lost.result(), phase)
+
+    def _condemn(self, why: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(why)
+
+    def _loss(self, why: str, phase: Phase) -> SandboxLost:
+        return SandboxLost(f"sandbox {self._sandbox_id} died: {why}", phase=phase)
+
+
+class _Events:
+    """The guest's frames as events, checked: one start, offsets without a gap, one end."""
+
+    def __init__(self, owner: GuestConnection, channel: Channel, timeout: float | None) -> None:
+        self._owner = owner
+        self._channel = channel
+        self._end_by = None if timeout is None else time.monotonic() + timeout + GUEST_SLACK_SECONDS
+        self._offsets = {wire.STDOUT: 0, wire.STDERR: 0}
+        self._started = False
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            event = self._event(*await self._frame())
+        except (Broken, wire.Malformed) as error:
+            raise await self._owner.cause(error, Phase.EXEC) from error
+        self._ended = isinstance(event, Exited)
+        return event
+
+    async def _frame(self) -> tuple[int, bytes]:
+        if self._end_by is None:
+            return await self._channel.frame()
+        # Not before the slack from now: a slow reader may have held up the frames itself.
+        patience = max(self._end_by - time.monotonic(), GUEST_SLACK_SECONDS)
+        try:
+            async with asyncio.timeout(patience):
+                return await self._channel.frame()
+        except TimeoutError as error:
+            raise wire.Malformed("a command did not end after its timeout") from error
+
+    def _event(self, kind: int, payload: bytes) -> Event:
+        if kind == wire.STARTED and not self._started:
+            self._started = True
+            return Started()
+        if kind in self._offsets and self._started and len(payload) > wire.OFFSET.size:
+            return self._output(kind, payload)
+        if kind == wire.EXITED and len(payload) >= wire.EXITED_FIELDS.size:
+            return self._exited(payload)
+        raise wire.Malformed(f"frame {kind} of {len(payload)} bytes is out of place")
+
+    def _output(self, kind: int, payload: bytes) -> Event:
+        (offset,) = wire.OFFSET.unpack_from(payload)
+        if offset != self._offsets[kind]:
+            raise wire.Malformed(f"output at offset {offset} where {self._offsets[kind]} is next")
+        data = payload[wire.OFFSET.size :]
+        self._offsets[kind] += len(data)
+        return Stdout(data, offset) if kind == wire.STDOUT else Stderr(data, offset)
+
+    def _exited(self, payload: bytes) -> Event:
+        reason, code, number, wall, cpu = wire.EXITED_FIELDS.unpack_from(payload)
+        if reason >= len(wire.REASONS) or self._started == (wire.REASONS[reason] == "NOT_STARTED"):
+            raise wire.Malformed(f"an end of kind {reason} is out of place")
+        detail = payload[wire.EXITED_FIELDS.size :].decode(errors="replace")
+        return Exited(ExitReason[wire.REASONS[reason]], code, number, wall, cpu, detail)
+
+
+def _stdin(data: bytes) -> bytes:
+    return wire.frame(wire.STDIN, data) + wire.frame(wire.STDIN)
+
+
+async def _feed(channel: Channel, data: bytes) -> None:
+    """Sends a large standard input while output is read: one after the other would wait for ever."""
+    with contextlib.suppress(Broken):
+        for start in range(0, len(data), wire.PIECE):
+            await channel.send(wire.frame(wire.STDIN, data[start : start + wire.PIECE]))
+        await channel.send(wire.frame(wire.STDIN))
+
+
+async def _send_file(
+    channel: Channel, data: AsyncIterator[bytes], reply: asyncio.Future[tuple[int, bytes]]
+) -> None:
+    """Sends until the end or an early reply, which is an error."""
+    async for piece in data:
+        for start in range(0, len(piece), wire.PIECE):
+            if reply.done():
+                return
+            await channel.send(wire.frame(wire.DATA, piece[start : start + wire.PIECE]))
+    await channel.send(wire.frame(wire.DATA))
+
+
+def _file_error(path: bytes, kind: int, payload: bytes) -> FileNotFound | FileFailed:
+    name = os.fsdecode(path)
+    if kind != wire.ERROR or len(payload) < wire.ERROR_FIELDS.size:
+        raise wire.Malformed(f"frame {kind} is no answer to a file request")
+    (number,) = wire.ERROR_FIELDS.unpack_from(payload)
+    message = payload[wire.ERROR_FIELDS.size :][:1024].decode(errors="replace")
+    if number == errno.ENOENT:
+        return FileNotFound(f"no such file: {name!r}")
+    code = errno.errorcode.get(number, str(number))
+    return FileFailed(f"{name!r}: {message} ({code})", metadata={"errno": code})

@@ -1,0 +1,380 @@
+"""One command: its process, its two streams and its end, told to the daemon in the order they happened."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import struct
+import termios
+import time
+from collections.abc import Callable
+
+from sandboxd.guest import wire
+from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
+from sandboxd.guest.peer import Operation, Peer
+from sandboxd.guest.tree import Tagger, kill_tree
+
+# A background child that keeps the output open delays the end by no more than this.
+GRACE_SECONDS = 0.2
+# Between two looks at a tree that does not die at once, and how long to keep looking.
+KILL_PAUSE_SECONDS = 0.002
+KILL_PATIENCE_SECONDS = 5.0
+# Standard input that waits for its command; past it the daemon waits.
+STDIN_AHEAD = 256 << 10
+DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+
+
+class Spawner:
+    """Starts programs with nothing of this process but three descriptors."""
+
+    def __init__(self, *, oom_score_fd: int = -1) -> None:
+        self._tagger = Tagger()
+        self._oom_score_fd = oom_score_fd
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+
+    def spawn(self, request: wire.ExecRequest, fds: tuple[int, int, int]) -> tuple[int, int]:
+        """Returns the child's pid and tag; `fds[0]` of -1 is an empty input. Raises OSError."""
+        env = dict(request.env)
+        stdin = self._null if fds[0] < 0 else fds[0]
+        actions = [(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate((stdin, *fds[1:]))]
+        self._oom_score(b"500")
+        tag = self._tagger.take()
+        try:
+            os.chdir(request.cwd)
+            pid = self._posix_spawn(request.argv, env, actions)
+        finally:
+            os.chdir("/")
+            self._tagger.drop()
+            self._oom_score(b"0")
+        return pid, tag
+
+    def _posix_spawn(
+        self, argv: list[bytes], env: dict[bytes, bytes], actions: list[tuple[int, int, int]]
+    ) -> int:
+        path = search(argv[0], env.get(b"PATH", b"/usr/local/bin:/usr/bin:/bin"))
+        return os.posix_spawn(
+            path,
+            argv,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=[],
+            setsigdef=DEFAULT_SIGNALS,
+        )
+
+    def _oom_score(self, score: bytes) -> None:
+        """So that a full memory limit takes the command and not PID 1, which is the sandbox."""
+        if self._oom_score_fd >= 0:
+            os.pwrite(self._oom_score_fd, score, 0)
+
+
+def search(name: bytes, path: bytes) -> bytes:
+    """The program that a shell would run for this name. Raises FileNotFoundError."""
+    if b"/" in name:
+        return name
+    for directory in path.split(b":"):
+        candidate = os.path.join(directory or b".", name)
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    raise FileNotFoundError(errno.ENOENT, "not found on PATH")
+
+
+class Stream:
+    """One of a command's two outputs, as far as it was read."""
+
+    __slots__ = ("fd", "kind", "last_bytes", "offset")
+
+    def __init__(self, kind: int, fd: int) -> None:
+        self.kind = kind
+        self.fd = fd
+        self.offset = 0
+        # After the grace: how much more is read of what a background child keeps open.
+        self.last_bytes: int | None = None
+
+
+class CommandTable:
+    """The commands that run, by the pid of their first process."""
+
+    def __init__(self, loop: Loop, spawner: Spawner, oom_kills: Callable[[], int]) -> None:
+        self.loop = loop
+        self.spawner = spawner
+        self.oom_kills = oom_kills
+        self._running: dict[int, Running] = {}
+
+    def begin(self, peer: Peer, payload: bytes) -> Operation:
+        """Starts a command, or says on `peer` why it was not. Raises wire.Malformed."""
+        request = wire.ExecRequest.unpack(payload)
+        pipes: list[int] = []
+        try:
+            for _ in range(3 if request.has_stdin else 2):
+                pipes.extend(os.pipe())
+            stdin = pipes[4:] or [-1, -1]
+            pid, tag = self.spawner.spawn(request, (stdin[0], pipes[1], pipes[3]))
+        except OSError as error:
+            for fd in pipes:
+                os.close(fd)
+            peer.send(_not_started(request, error))
+            return Operation()
+        except ValueError as error:
+            for fd in pipes:
+                os.close(fd)
+            raise wire.Malformed(str(error)) from error
+        for fd in (pipes[1], pipes[3], stdin[0]):
+            if fd >= 0:
+                os.close(fd)
+        running = Running(self, peer, request, pid, tag)
+        self._running[pid] = running
+        running.connect(stdin[1], pipes[0], pipes[2])
+        return running
+
+    def reap(self) -> None:
+        """Takes every ended child: commands, and the orphans that became PID 1's."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            running = self._running.pop(pid, None)
+            if running is not None:
+                running.ended(status, usage.ru_utime + usage.ru_stime)
+
+
+def _not_started(request: wire.ExecRequest, error: OSError) -> bytes:
+    code = 127 if error.errno in (errno.ENOENT, errno.ENOTDIR) else 126
+    subject = request.argv[0] if os.path.isdir(request.cwd) else b"working directory " + request.cwd
+    detail = subject + b": " + (error.strerror or "failed").encode()
+    return _exited("NOT_STARTED", code=code, detail=detail)
+
+
+def _exited(
+    reason: str, *, code: int = 0, number: int = 0, wall: float = 0.0, cpu: float = 0.0, detail: bytes = b""
+) -> bytes:
+    fields = wire.EXITED_FIELDS.pack(wire.REASONS.index(reason), code, number, wall, cpu)
+    return wire.frame(wire.EXITED, fields, detail)
+
+
+class Running(Operation):
+    """A command that was started; an operation of its connection."""
+
+    def __init__(
+        self, table: CommandTable, peer: Peer, request: wire.ExecRequest, pid: int, tag: int
+    ) -> None:
+        self._table = table
+        self._loop = table.loop
+        self._peer = peer
+        self._pid = pid
+        self._tag = tag
+        self._limit_left = request.output_limit
+        self._streams: list[Stream] = []
+        self._stdin = -1
+        self._input = bytearray()
+        self._input_ended = not request.has_stdin
+        self._status: int | None = None
+        self._cpu = 0.0
+        self._wall = 0.0
+        self._begin = time.monotonic()
+        self._oom_before = table.oom_kills()
+        self._killed_for = ""
+        self._kill_by: float | None = None
+        self._tree_dead = True
+        self._detail = b""
+        self._over = False
+        self._timers: list[Timer] = []
+        if request.timeout >= 0:
+            self._timers.append(self._loop.after(request.timeout, lambda: self.kill("TIMED_OUT")))
+
+    def connect(self, stdin: int, stdout: int, stderr: int) -> None:
+        """Tells the daemon that the command runs, and watches its pipes."""
+        self._peer.send(wire.frame(wire.STARTED, struct.pack("!I", self._pid)))
+        self._streams = [Stream(wire.STDOUT, stdout), Stream(wire.STDERR, stderr)]
+        for stream in self._streams:
+            os.set_blocking(stream.fd, False)
+        self._watch_streams()
+        self._stdin = stdin
+        if stdin >= 0:
+            os.set_blocking(stdin, False)
+
+    # -- what the daemon sends
+
+    def received(self, kind: int, payload: bytes) -> None:
+        if kind != wire.STDIN:
+            raise wire.Malformed("nothing but standard input may follow an exec request")
+        self._input_ended = self._input_ended or not payload
+        self._input += payload
+        self._feed(OUT)
+
+    def _feed(self, _mask: int) -> None:
+        """Writes what the command takes; an input that nobody reads is thrown away."""
+        if self._stdin >= 0 and self._input:
+            try:
+                del self._input[: os.write(self._stdin, self._input)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._close_stdin()
+        if self._stdin < 0:
+            del self._input[:]
+        elif not self._input and self._input_ended:
+            self._close_stdin()
+        elif self._input:
+            self._loop.watch(self._stdin, OUT, self._feed)
+        else:
+            self._loop.unwatch(self._stdin)
+        self._pause_input()
+
+    def _pause_input(self) -> None:
+        full = len(self._input) >= STDIN_AHEAD
+        if full and not self._peer.paused:
+            self._peer.paused = True
+            self._peer.update()
+        elif not full and self._peer.paused:
+            self._peer.resume()
+
+    def _close_stdin(self) -> None:
+        self._loop.unwatch(self._stdin)
+        os.close(self._stdin)
+        self._stdin = -1
+
+    def drained(self) -> None:
+        """The daemon took the last piece: read on."""
+        self._watch_streams()
+        self._finish_if_done()
+
+    def closed(self) -> None:
+        """The daemon let go: the command and all that it started must end."""
+        if not self._over:
+            self._discard_output()
+            self.kill("SIGNALED")
+
+    # -- output
+
+    def _watch_streams(self) -> None:
+        for stream in self._streams:
+            # A mask of 0 would still report hang-ups, in a tight loop: the watch is taken off instead.
+            if self._peer.congested:
+                self._loop.unwatch(stream.fd)
+            else:
+                self._loop.watch(stream.fd, IN, self._reader(stream))
+
+    def _reader(self, stream: Stream) -> Callable[[int], None]:
+        return lambda mask: self._read(stream) if mask & (IN | GONE) else None
+
+    def _read(self, stream: Stream) -> None:
+        if stream not in self._streams or self._peer.congested:
+            return
+        size = wire.PIECE if stream.last_bytes is None else min(wire.PIECE, stream.last_bytes)
+        try:
+            data = os.read(stream.fd, size) if size else b""
+        except BlockingIOError:
+            return
+        if stream.last_bytes is not None:
+            stream.last_bytes -= len(data)
+        if data:
+            self._emit(stream, data)
+        if not data or stream.last_bytes == 0:
+            self._close_stream(stream)
+        if self._peer.congested:
+            self._watch_streams()
+        self._finish_if_done()
+
+    def _emit(self, stream: Stream, data: bytes) -> None:
+        limit = self._limit_left
+        kept = data if limit < 0 else data[:limit]
+        if kept:
+            self._peer.send(wire.frame(stream.kind, wire.OFFSET.pack(stream.offset), kept))
+            stream.offset += len(kept)
+        if limit >= 0:
+            self._limit_left = limit - len(kept)
+        if len(kept) < len(data):
+            # The kill before the close, or the command would die of SIGPIPE first.
+            self.kill("OUTPUT_LIMIT_EXCEEDED")
+            self._discard_output()
+
+    def _close_stream(self, stream: Stream) -> None:
+        if stream not in self._streams:
+            return
+        self._loop.unwatch(stream.fd)
+        os.close(stream.fd)
+        self._streams.remove(stream)
+
+    def _discard_output(self) -> None:
+        for stream in list(self._streams):
+            self._close_stream(stream)
+
+    # -- the end
+
+    def ended(self, status: int, cpu: float) -> None:
+        """The first process was reaped; what it wrote before may still be in the pipes."""
+        self._status = status
+        self._cpu = cpu
+        self._wall = time.monotonic() - self._begin
+        if self._kill_by is None:
+            self._cancel_timers()
+            for stream in list(self._streams):
+                self._read(stream)
+            if self._streams:
+                self._timers.append(self._loop.after(GRACE_SECONDS, self._stop_waiting))
+        self._finish_if_done()
+
+    def _stop_waiting(self) -> None:
+        """The grace is over: what is in the pipes now is the last that is read."""
+        for stream in list(self._streams):
+            waiting = fcntl.ioctl(stream.fd, termios.FIONREAD, b"\0\0\0\0")
+            (stream.last_bytes,) = struct.unpack("i", waiting)
+            if not stream.last_bytes:
+                self._close_stream(stream)
+        self._finish_if_done()
+
+    def kill(self, reason: str) -> None:
+        """Ends the whole tree and remembers why."""
+        if self._over or self._kill_by is not None:
+            return
+        self._cancel_timers()
+        if self._status is None:
+            self._killed_for = reason
+        self._kill_by = time.monotonic() + KILL_PATIENCE_SECONDS
+        self._tree_dead = False
+        self._kill_again()
+
+    def _kill_again(self) -> None:
+        root = self._pid if self._status is None else 0
+        self._tree_dead = kill_tree(self._tag, root)
+        if not self._tree_dead and self._kill_by is not None and time.monotonic() > self._kill_by:
+            self._tree_dead = True
+            self._detail = b"some of its processes did not die"
+        if not self._tree_dead:
+            self._timers = [self._loop.after(KILL_PAUSE_SECONDS, self._kill_again)]
+        elif self._status is not None or self._streams:
+            self._timers = [self._loop.after(GRACE_SECONDS, self._stop_waiting)]
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        if self._over or self._status is None or self._streams or not self._tree_dead:
+            return
+        self._over = True
+        self._cancel_timers()
+        if self._stdin >= 0:
+            self._close_stdin()
+        self._peer.send(self._ending(self._status))
+        del self._input[:]
+        if self._peer.paused:
+            self._peer.resume()
+
+    def _ending(self, status: int) -> bytes:
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+        reason = self._killed_for or ("SIGNALED" if number else "EXITED")
+        # A shell reports its child's SIGKILL as 137.
+        killed_by_other = not self._killed_for and signal.SIGKILL in (number, code - 128)
+        if killed_by_other and self._table.oom_kills() > self._oom_before:
+            reason = "OOM_KILLED"
+        return _exited(reason, code=code, number=number, wall=self._wall, cpu=self._cpu, detail=self._detail)
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []

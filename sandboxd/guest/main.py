@@ -1,0 +1,143 @@
+"""PID 1 of a sandbox: takes the daemon's connections, starts commands, and reaps every orphan."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import sys
+
+from sandboxd.guest import wire
+from sandboxd.guest.commands import CommandTable, Spawner
+from sandboxd.guest.files import Reader, Writer, failure
+from sandboxd.guest.loop import IN, Loop
+from sandboxd.guest.peer import Operation, Peer
+
+BACKLOG = 512
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+# Before connections are taken again when no descriptor was free for one.
+ACCEPT_PAUSE_SECONDS = 0.05
+
+
+class Guest:
+    """Serves one listening socket until `lifeline` ends or a signal asks it to."""
+
+    def __init__(
+        self, listener: socket.socket, *, lifeline: int = -1, oom_fd: int = -1, oom_score_fd: int = -1
+    ) -> None:
+        self._loop = Loop()
+        self._listener = listener
+        self._oom_fd = oom_fd
+        self._table = CommandTable(self._loop, Spawner(oom_score_fd=oom_score_fd), self._oom_kills)
+        self._watch_signals()
+        listener.setblocking(False)
+        self._loop.watch(listener.fileno(), IN, self._accept)
+        if lifeline >= 0:
+            self._loop.watch(lifeline, IN, lambda _: self._loop.stop())
+
+    def serve(self) -> None:
+        """Returns when the sandbox is to end; its processes end with this one."""
+        self._loop.run()
+
+    def _watch_signals(self) -> None:
+        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._loop.stop())
+        self._loop.watch(self._woken, IN, self._on_signal)
+
+    def _on_signal(self, _mask: int) -> None:
+        os.read(self._woken, 4096)
+        self._table.reap()
+
+    def _accept(self, _mask: int) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    continue
+                self._loop.unwatch(self._listener.fileno())
+                self._loop.after(ACCEPT_PAUSE_SECONDS, self._accept_again)
+                return
+            Peer(self._loop, sock, self._begin)
+
+    def _accept_again(self) -> None:
+        self._loop.watch(self._listener.fileno(), IN, self._accept)
+
+    def _begin(self, peer: Peer, kind: int, payload: bytes) -> Operation | None:
+        if kind == wire.EXEC:
+            return self._table.begin(peer, payload)
+        if kind == wire.PING:
+            peer.send(wire.frame(wire.PING))
+            return None
+        if kind == wire.WATCH:
+            return None
+        try:
+            return _file_operation(peer, kind, payload)
+        except OSError as error:
+            return failure(peer, error)
+
+    def _oom_kills(self) -> int:
+        """How often the kernel killed for this sandbox's memory limit, as far as the host lets see."""
+        if self._oom_fd < 0:
+            return 0
+        for line in os.pread(self._oom_fd, 4096, 0).splitlines():
+            key, _, value = line.partition(b" ")
+            if key == b"oom_kill":
+                return int(value)
+        return 0
+
+
+def _file_operation(peer: Peer, kind: int, payload: bytes) -> Operation:
+    fields = wire.WRITE_FIELDS if kind == wire.WRITE else wire.READ_FIELDS
+    if kind not in (wire.WRITE, wire.READ) or len(payload) <= fields.size:
+        raise wire.Malformed(f"no operation begins with frame {kind}")
+    path = payload[fields.size :]
+    if b"\0" in path:
+        raise OSError(errno.EINVAL, "a path with a NUL byte")
+    if kind == wire.WRITE:
+        return Writer(peer, path, fields.unpack_from(payload)[0])
+    offset, limit = fields.unpack_from(payload)
+    return Reader(peer, path, offset, limit)
+
+
+def lock_down() -> None:
+    """No new privileges for anything started here, and nobody inside may read or trace this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for option, value in ((PR_SET_NO_NEW_PRIVS, 1), (PR_SET_DUMPABLE, 0)):
+        if libc.prctl(option, value, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def _open_first(paths: list[str], flags: int) -> int:
+    for path in paths:
+        try:
+            return os.open(path, flags | os.O_CLOEXEC)
+        except OSError:
+            continue
+    return -1
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serves the socket at the path that is the only argument: the way to run a guest in a container.
+
+    The socket is bound under another name and renamed, so that it takes connections once it is seen.
+    """
+    (path,) = sys.argv[1:] if arguments is None else arguments
+    oom = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]
+    oom_fd = _open_first(oom, os.O_RDONLY)
+    oom_score_fd = _open_first(["/proc/self/oom_score_adj"], os.O_WRONLY)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    os.chdir(os.path.dirname(path) or ".")
+    partial = "." + os.path.basename(path)
+    listener.bind(partial)
+    listener.listen(BACKLOG)
+    os.rename(partial, os.path.basename(path))
+    os.chdir("/")
+    lock_down()
+    Guest(listener, oom_fd=oom_fd, oom_score_fd=oom_score_fd).serve()

@@ -1,0 +1,121 @@
+"""Frames between the daemon and a guest, and how a request packs its fields; both sides import this one file.
+
+A frame is one type byte, the payload's length as an unsigned 32-bit big-endian number, and the payload.
+A connection serves one operation, named by its first frame; nothing else follows it but what belongs to it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+HEADER = struct.Struct("!BI")
+OFFSET = struct.Struct("!Q")
+EXEC_FIELDS = struct.Struct("!dqBII")
+EXITED_FIELDS = struct.Struct("!Biidd")
+WRITE_FIELDS = struct.Struct("!I")
+READ_FIELDS = struct.Struct("!Qq")
+ERROR_FIELDS = struct.Struct("!I")
+
+# What the daemon sends.
+EXEC, STDIN, WRITE, READ, PING, WATCH = b"EIWRPV"
+# What both send: a piece of a file; an empty one ends it.
+DATA = ord("D")
+# What the guest sends.
+STARTED, STDOUT, STDERR, EXITED, DONE, ERROR = b"S12ZOX"
+
+# The largest payload that a guest may send; the daemon drops a guest that announces more.
+MAX_REPLY = (1 << 20) + OFFSET.size
+# The largest that the daemon may send: the kernel bounds argv and environment to about 2 MiB anyway.
+MAX_REQUEST = 4 << 20
+# A piece of output or of a file.
+PIECE = 64 << 10
+
+# The reasons of an EXITED frame, in the order of their codes.
+REASONS = ("EXITED", "SIGNALED", "TIMED_OUT", "OOM_KILLED", "OUTPUT_LIMIT_EXCEEDED", "NOT_STARTED")
+
+
+class Malformed(Exception):
+    """The other side broke the protocol."""
+
+
+def frame(kind: int, *parts: bytes) -> bytes:
+    """One frame, its payload joined from `parts`."""
+    return b"".join((HEADER.pack(kind, sum(map(len, parts))), *parts))
+
+
+def split(buffer: bytearray, limit: int) -> tuple[int, bytes] | None:
+    """Takes the first whole frame off `buffer`, or returns None while it is incomplete.
+
+    Raises Malformed as soon as a header announces more than `limit` bytes.
+    """
+    if len(buffer) < HEADER.size:
+        return None
+    kind, length = HEADER.unpack_from(buffer)
+    if length > limit:
+        raise Malformed(f"a frame of {length} bytes where at most {limit} are allowed")
+    end = HEADER.size + length
+    if len(buffer) < end:
+        return None
+    payload = bytes(memoryview(buffer)[HEADER.size : end])
+    del buffer[:end]
+    return kind, payload
+
+
+def pack_strings(strings: Iterable[bytes]) -> bytes:
+    """Byte strings, each after its length."""
+    return b"".join(struct.pack("!I", len(string)) + string for string in strings)
+
+
+def unpack_strings(data: bytes, start: int, count: int) -> list[bytes]:
+    """The `count` byte strings that fill `data` from `start`. Raises Malformed."""
+    strings = []
+    for _ in range(count):
+        if start + 4 > len(data):
+            raise Malformed("a request ends early")
+        (length,) = struct.unpack_from("!I", data, start)
+        start += 4
+        if start + length > len(data):
+            raise Malformed("a request ends early")
+        strings.append(data[start : start + length])
+        start += length
+    if start != len(data):
+        raise Malformed(f"{len(data) - start} bytes too many in a request")
+    return strings
+
+
+class ExecRequest:
+    """One command as the guest sees it: everything is said, nothing is inherited."""
+
+    __slots__ = ("argv", "cwd", "env", "has_stdin", "output_limit", "timeout")
+
+    def __init__(self, argv: list[bytes], cwd: bytes, env: list[tuple[bytes, bytes]]) -> None:
+        self.argv = argv
+        self.cwd = cwd
+        self.env = env
+        self.timeout = -1.0
+        self.output_limit = -1
+        self.has_stdin = False
+
+    def pack(self) -> bytes:
+        """The payload of an EXEC frame."""
+        fields = EXEC_FIELDS.pack(
+            self.timeout, self.output_limit, self.has_stdin, len(self.argv), len(self.env)
+        )
+        pairs = [string for pair in self.env for string in pair]
+        return fields + pack_strings([self.cwd, *self.argv, *pairs])
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> ExecRequest:
+        """Raises Malformed."""
+        try:
+            timeout, output_limit, has_stdin, argc, envc = EXEC_FIELDS.unpack_from(payload)
+        except struct.error as error:
+            raise Malformed("an exec request is too short") from error
+        strings = unpack_strings(payload, EXEC_FIELDS.size, 1 + argc + 2 * envc)
+        if not argc:
+            raise Malformed("an exec request without argv")
+        env = [(strings[n], strings[n + 1]) for n in range(1 + argc, len(strings), 2)]
+        request = cls(strings[1 : 1 + argc], strings[0], env)
+        request.timeout, request.output_limit, request.has_stdin = timeout, output_limit, bool(has_stdin)
+        return request
