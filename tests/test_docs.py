@@ -1,0 +1,33 @@
+"""The documentation names everything that exists: settings, error reasons, exit reasons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from sandboxd.config import Config, FakeConfig, LimitsConfig, PoolConfig, RetryConfig
+from sandboxd.types import ExitReason
+from sandboxd.v1 import errors_pb2
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize("section", [Config, PoolConfig, LimitsConfig, RetryConfig, FakeConfig])
+def test_every_setting_is_documented_with_its_default(section: type[BaseModel]) -> None:
+    text = (DOCS / "configuration.md").read_text()
+    for name, setting in section.model_fields.items():
+        rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        assert rows, f"docs/configuration.md has no row for {section.__name__}.{name}"
+        default: Any = setting.default
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert any(row.split("|")[2].strip() == f"{default:g}" or row.split("|")[2].strip() == str(default)
+                       for row in rows), f"the default of {name} is {default}"  # fmt: skip
+
+
+def test_every_reason_is_documented() -> None:
+    text = (DOCS / "protocol.md").read_text()
+    for reason in [*errors_pb2.ErrorReason.keys()[1:], *ExitReason]:
+        assert f"| {reason} |" in text, f"docs/protocol.md does not explain {reason}"
