@@ -1,0 +1,293 @@
+"""Sandboxes as Docker containers on this host: the namespace backend's guest inside, hardened by default.
+
+A container runs the guest as its first process when its image has a Python 3.8 or newer; the daemon then
+speaks to it through a socket in a directory of its own, and an exec costs milliseconds. Other images run a
+shell that waits, and their commands go through the Engine (`docker_exec` says what that weakens).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+import docker.types
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
+import sandboxd.guest
+from sandboxd.backends.base import Connection
+from sandboxd.backends.connection import GuestConnection
+from sandboxd.backends.docker_exec import ExecConnection
+from sandboxd.backends.docker_images import LABEL, Image, Images
+from sandboxd.backends.engine import Api, Engine, EngineRefused, EngineStream
+from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, StartFailed
+from sandboxd.types import Capabilities, Template
+
+SANDBOX_LABEL = "sandboxd.sandbox"
+SANDBOX_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+# Measured knee of the Engine's throughput; more at once only makes each start slower.
+STARTS_AT_ONCE = 4
+# Where the guest and its socket appear in a container.
+INSIDE = "/.sandboxd"
+# Tells the daemon, on the container's standard output, that commands may come.
+READY = b"ready\n"
+SOCKET = "guest.sock"
+GUEST = (
+    f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {INSIDE!r});"
+    f" from sandboxd.guest.container import serve; serve({f'{INSIDE}/run/{SOCKET}'!r}, {READY!r})"
+)
+# A shell as first process reaps orphans while it waits for its own child.
+IDLE = "echo ready; exec >/dev/null 2>&1 </dev/null; while :; do sleep 86400; done"
+LOG_BYTES = 4096
+# What the Engine says while the kernel still holds on to a dying container's mounts.
+BUSY = re.compile(r"device or resource busy|unable to remove filesystem|driver .* failed to remove", re.IGNORECASE)
+GOING = re.compile(r"removal of container .* is already in progress", re.IGNORECASE)
+# The Engine refuses these for what the template says; no repetition mends it.
+FATAL = re.compile(
+    r"unknown runtime|unknown or invalid runtime|invalid reference|no such file or directory"
+    r"|executable file not found|minimum memory limit|cpus? .*available|invalid",
+    re.IGNORECASE,
+)
+
+
+class DockerBackend:
+    """Implements `base.Backend`; `state_dir` holds the sandboxes' sockets and names the instance.
+
+    Two daemons with different state directories never touch each other's containers, and a daemon that
+    starts again on the same one finds those it left behind.
+    """
+
+    name = "docker"
+
+    def __init__(self, state_dir: Path, *, engine: Engine | None = None) -> None:
+        self._state_dir = state_dir
+        self._engine = engine or Engine()
+        self._instance = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
+        self._images = Images(self._engine, self._instance)
+        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._capabilities = Capabilities("docker")
+
+    async def open(self) -> None:
+        """Connects to the Engine. Raises BackendUnavailable with the way out."""
+        info = await self._engine.open()
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._state_dir.chmod(0o700)  # What is inside is open to the sandboxes' users; this is not.
+        self._capabilities = _capabilities(info)
+
+    async def close(self) -> None:
+        """Destroys every sandbox of this instance, and the images derived for them."""
+        if not self._engine.is_open:
+            return
+        try:
+            with contextlib.suppress(BackendUnavailable):
+                async with asyncio.TaskGroup() as tasks:
+                    for sandbox_id in await self.list_ids():
+                        tasks.create_task(self.destroy(sandbox_id))
+                await self._engine.call(self._remove_leftovers)
+                await self._images.remove_derived()
+        finally:
+            self._engine.close()
+            shutil.rmtree(self._state_dir, ignore_errors=True)
+
+    def capabilities(self) -> Capabilities:
+        """What the Engine really enforces."""
+        return self._capabilities
+
+    async def prepare(self, template: Template) -> None:
+        """Pulls the image when it is not there, and readies it; once for any number of calls."""
+        await self._images.get(template)
+
+    async def create(self, sandbox_id: str, template: Template) -> Connection:
+        """Starts a container and returns when its first process answers."""
+        if not SANDBOX_ID.fullmatch(sandbox_id):
+            raise InvalidRequest(f"{sandbox_id!r} cannot be part of a container's name")
+        image = await self._images.get(template)
+        async with self._starting:
+            start = _Start(self._engine, self._name(sandbox_id), self._directory(sandbox_id))
+            try:
+                async with asyncio.timeout(template.start_timeout):
+                    await start.run(template, image, self._labels(sandbox_id))
+            except TimeoutError as error:
+                await self.destroy(sandbox_id)
+                raise start.failed(f"not ready within {template.start_timeout:g} s") from error
+            except (docker.errors.APIError, EngineRefused) as error:
+                await self.destroy(sandbox_id)
+                if isinstance(error, docker.errors.ImageNotFound):
+                    self._images.forget(template)
+                raise start.refused(error) from error
+            except BaseException:
+                await self.destroy(sandbox_id)
+                raise
+        if image.has_python:
+            return GuestConnection(sandbox_id, self._directory(sandbox_id) / SOCKET, template)
+        return ExecConnection(self._engine, self._name(sandbox_id), sandbox_id, template)
+
+    async def destroy(self, sandbox_id: str) -> None:
+        """Kills and removes the container with its volumes, and its directory."""
+        name = self._name(sandbox_id)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(_is_busy),
+            stop=stop_after_attempt(6),
+            wait=wait_exponential_jitter(initial=0.1, max=2.0),
+            reraise=True,
+        )
+        try:
+            await retrying(self._engine.call, lambda api: api.remove_container(name, force=True, v=True))
+        except docker.errors.NotFound:
+            pass  # Destroyed already, or never created.
+        except docker.errors.APIError as error:
+            if not GOING.search(str(error.explanation)):
+                raise BackendUnavailable(
+                    f"container {name} could not be removed: {error.explanation}", phase=Phase.DESTROY
+                ) from error
+        shutil.rmtree(self._directory(sandbox_id), ignore_errors=True)
+
+    async def list_ids(self) -> list[str]:
+        """The sandboxes of this instance, by the Engine's word."""
+        filters = {"label": [f"{LABEL}={self._instance}", SANDBOX_LABEL]}
+        found = await self._engine.call(lambda api: api.containers(all=True, filters=filters))
+        return [container["Labels"][SANDBOX_LABEL] for container in found]
+
+    def _remove_leftovers(self, api: Api) -> None:
+        """Containers that a killed daemon left while it prepared an image."""
+        for container in api.containers(all=True, filters={"label": f"{LABEL}={self._instance}"}):
+            with contextlib.suppress(docker.errors.APIError):
+                api.remove_container(container["Id"], force=True, v=True)
+
+    def _name(self, sandbox_id: str) -> str:
+        return f"sandboxd-{self._instance}-{sandbox_id}"
+
+    def _directory(self, sandbox_id: str) -> Path:
+        return self._state_dir / sandbox_id
+
+    def _labels(self, sandbox_id: str) -> dict[str, str]:
+        return {LABEL: self._instance, SANDBOX_LABEL: sandbox_id}
+
+
+class _Start:
+    """One attempt to start one container; remembers how far it came and what the container said."""
+
+    def __init__(self, engine: Engine, name: str, directory: Path) -> None:
+        self._engine = engine
+        self._name = name
+        self._directory = directory
+        self._phase = Phase.CREATE
+        self._log = b""
+
+    async def run(self, template: Template, image: Image, labels: dict[str, str]) -> None:
+        """Returns when the first process has said that it is ready. Raises StartFailed, APIError."""
+        _make_directory(self._directory)
+        settings = _settings(template, image, self._directory)
+        await self._engine.call(
+            lambda api: api.create_container(
+                image.reference,
+                name=self._name,
+                labels=labels,
+                host_config=api.create_host_config(**_host_config(template, image, self._directory)),
+                **settings,
+            )
+        )
+        self._phase = Phase.START
+        # Attached before the start, so that not a byte of a first process that dies at once is missed.
+        output = await self._engine.stream(f"/containers/{self._name}/attach?stream=1&stdout=1&stderr=1")
+        try:
+            await self._engine.call(lambda api: api.start(self._name))
+            self._phase = Phase.READY
+            await self._ready(output)
+        finally:
+            output.close()
+        # No command has run yet: from now on the sandbox's user cannot put anything in the socket's place.
+        self._directory.chmod(0o711)
+
+    async def _ready(self, output: EngineStream) -> None:
+        async for _, piece in output.frames():
+            self._log = (self._log + piece)[-LOG_BYTES:]
+            if self._log.endswith(READY):
+                return
+        raise self.failed("its first process ended before it was ready")
+
+    def failed(self, what: str, *, retryable: bool = True) -> StartFailed:
+        """The error for this attempt, with the container's last lines."""
+        log = self._log.decode(errors="replace").strip()
+        last = f" ({log.splitlines()[-1]})" if log else ""
+        return StartFailed(
+            f"container {self._name}: {what}{last}",
+            phase=self._phase,
+            retryable=retryable,
+            metadata={"log": log, "container": self._name},
+        )
+
+    def refused(self, error: docker.errors.APIError | EngineRefused) -> StartFailed:
+        """The error for the Engine's refusal."""
+        text = str(error.explanation if isinstance(error, docker.errors.APIError) else error)
+        return self.failed(f"the Docker Engine refused to {self._phase} it: {text}", retryable=not FATAL.search(text))
+
+
+def _make_directory(path: Path) -> None:
+    path.mkdir(mode=0o700, exist_ok=True)
+    path.chmod(0o777)  # The guest's user binds its socket here; the state directory above is closed.
+
+
+def _settings(template: Template, image: Image, directory: Path) -> dict[str, Any]:
+    program = ["python3", "-I", "-S", "-c", GUEST] if image.has_python else ["sh", "-c", IDLE]
+    return {
+        "entrypoint": program,
+        "user": image.user,
+        "hostname": "sandbox" if template.network.value == "none" else None,
+        "working_dir": "/",
+        "healthcheck": {"test": ["NONE"]},
+    }
+
+
+def _host_config(template: Template, image: Image, directory: Path) -> dict[str, Any]:
+    limits = template.limits
+    binds = {}
+    if image.has_python:
+        package = Path(sandboxd.guest.__file__).parent
+        binds = {
+            str(package): {"bind": f"{INSIDE}/sandboxd/guest", "mode": "ro"},
+            str(directory.resolve()): {"bind": f"{INSIDE}/run", "mode": "rw"},
+        }
+    files = limits.open_files
+    return {
+        "network_mode": template.network.value,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},
+        "binds": binds,
+        "mem_limit": limits.memory_bytes,
+        "memswap_limit": limits.memory_bytes,
+        "pids_limit": limits.pids,
+        "nano_cpus": None if limits.cpu_count is None else int(limits.cpu_count * 1e9),
+        "ulimits": [] if files is None else [docker.types.Ulimit(name="nofile", soft=files, hard=files)],
+        "log_config": {"Type": "none", "Config": {}},
+        "runtime": template.runtime,
+    }
+
+
+def _capabilities(info: dict[str, Any]) -> Capabilities:
+    enforced = {"open_files"}
+    enforced.update(
+        limit
+        for limit, key in (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpu", "CpuCfsQuota"))
+        if info.get(key)
+    )
+    return Capabilities(
+        isolation=f"docker {info.get('ServerVersion', '?')}, {info.get('DefaultRuntime', '?')}",
+        enforced_limits=frozenset(enforced),
+        notes=(
+            "images without Python 3.8 run commands through the Engine's exec API: 60 to 200 ms each, signals"
+            " as exit codes, no CPU times",
+            "disk_bytes is not enforced: the writable layer shares the Engine's disk",
+        ),
+    )
+
+
+def _is_busy(error: BaseException) -> bool:
+    return isinstance(error, docker.errors.APIError) and bool(BUSY.search(str(error.explanation)))

@@ -1,0 +1,259 @@
+"""What all Docker sandboxes of one image share, done once: the pull, the working directory, the look for Python.
+
+A sandbox's user may not make directories at the root, and doing it in each container costs a tenth of a
+second each; so an image is derived that has the working directory, and removed when the backend closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import re
+import tarfile
+import threading
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import docker.errors
+
+from sandboxd.backends.engine import Api, Engine
+from sandboxd.errors import Phase, StartFailed
+from sandboxd.types import Template
+
+LABEL = "sandboxd.instance"
+# Nobody's number on Debian, Alpine and most others: not root, and owner of nothing in the image.
+UNPRIVILEGED = "65534:65534"
+# What the guest needs; cut-down Pythons (Debian's python3-minimal) come without ctypes.
+NEEDED = "import ctypes, fcntl, os, resource, select, socket, sys, termios; sys.exit(sys.version_info < (3, 8))"
+PROBE = ["python3", "-I", "-S", "-c", NEEDED]
+RATE_LIMIT = re.compile(r"toomanyrequests|too many requests|rate limit", re.IGNORECASE)
+UNKNOWN = re.compile(
+    r"not found|manifest unknown|no such image|access denied|unauthorized|authentication required"
+    r"|invalid reference|no matching manifest",
+    re.IGNORECASE,
+)
+RATE_LIMIT_RETRY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image ready for sandboxes: what to run, as whom, and whether the guest can run in it."""
+
+    reference: str
+    user: str
+    has_python: bool
+
+
+class Images:
+    """Prepares each (image, working directory, user) once for any number of callers."""
+
+    def __init__(self, engine: Engine, instance: str) -> None:
+        self._engine = engine
+        self._instance = instance
+        self._ready: dict[tuple[str, bytes], Image] = {}
+        self._pending: dict[tuple[str, bytes], asyncio.Future[None]] = {}
+
+    async def get(self, template: Template) -> Image:
+        """The image of this template. Raises StartFailed with phase PULL.
+
+        Callers that wait for another's work share its failure; when it was cancelled, one takes over.
+        """
+        name = template.image
+        if not name:
+            raise StartFailed(
+                f"template {template.name!r} names no image, and the Docker backend has no default;"
+                " set image in the pool's settings",
+                phase=Phase.PULL,
+                retryable=False,
+            )
+        key = (name, template.cwd)
+        while key not in self._ready:
+            pending = self._pending.get(key)
+            if pending is None:
+                await self._lead(key, template.pull_timeout)
+            else:
+                await asyncio.wait([pending])
+                if not pending.cancelled():
+                    pending.result()
+        return self._ready[key]
+
+    async def _lead(self, key: tuple[str, bytes], timeout: float) -> None:
+        pending = self._pending[key] = asyncio.get_running_loop().create_future()
+        try:
+            self._ready[key] = await self._prepare(key[0], key[1].decode(), timeout)
+            pending.set_result(None)
+        except StartFailed as error:
+            pending.set_exception(error)
+            pending.exception()  # Nobody may be waiting; the leader raises it in any case.
+            raise
+        finally:
+            pending.cancel()
+            del self._pending[key]
+
+    def forget(self, template: Template) -> None:
+        """The image turned out to be gone: the next caller prepares it again."""
+        self._ready.pop((template.image or "", template.cwd), None)
+
+    async def remove_derived(self) -> None:
+        """Removes the images that `get` derived for this instance."""
+
+        def remove(api: Api) -> None:
+            for image in api.images(filters={"label": f"{LABEL}={self._instance}"}):
+                api.remove_image(image["Id"], force=True)
+
+        await self._engine.call(remove)
+
+    async def _prepare(self, name: str, cwd: str, timeout: float) -> Image:
+        try:
+            found = await self._engine.call(lambda api: api.inspect_image(name))
+        except docker.errors.NotFound:
+            await self._pull(name, timeout)
+            found = await self._engine.call(lambda api: api.inspect_image(name))
+        user = _unprivileged((found.get("Config") or {}).get("User") or "")
+        digest = hashlib.sha256(f"{found['Id']} {cwd} {user}".encode()).hexdigest()[:16]
+        derivation = _Derivation(found["Id"], f"sandboxd-{self._instance}:{digest}", cwd, user, self._instance)
+        try:
+            has_python = await self._engine.call(derivation.run)
+        except docker.errors.APIError as error:
+            raise StartFailed(
+                f"image {name!r} could not be prepared: {error.explanation}",
+                phase=Phase.PULL,
+                metadata={"image": name},
+            ) from error
+        return Image(derivation.tag, user, has_python)
+
+    async def _pull(self, name: str, timeout: float) -> None:
+        stop = threading.Event()
+
+        def pull(api: Api) -> None:
+            # Without a tag the Engine would pull every one of them.
+            reference = name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+            for progress in api.pull(reference, stream=True, decode=True):
+                if stop.is_set():
+                    return
+                if "error" in progress:
+                    raise docker.errors.APIError(progress["error"])
+
+        try:
+            async with asyncio.timeout(timeout):
+                job = asyncio.ensure_future(self._engine.call(pull))
+                try:
+                    await asyncio.shield(job)
+                except asyncio.CancelledError:
+                    stop.set()
+                    job.cancel()
+                    await asyncio.gather(job, return_exceptions=True)
+                    raise
+        except TimeoutError as error:
+            raise StartFailed(f"image {name!r} was not pulled within {timeout:g} s", phase=Phase.PULL) from error
+        except docker.errors.APIError as error:
+            raise _pull_failed(name, str(error.explanation or error)) from error
+
+
+def _pull_failed(name: str, message: str) -> StartFailed:
+    if RATE_LIMIT.search(message):
+        return StartFailed(
+            f"image {name!r} was not pulled: the registry limits the rate ({message}); log in or wait",
+            phase=Phase.PULL,
+            retry_after=RATE_LIMIT_RETRY_SECONDS,
+            metadata={"image": name, "pull": "RATE_LIMITED"},
+        )
+    if UNKNOWN.search(message):
+        return StartFailed(
+            f"image {name!r} is neither on this host nor in its registry ({message}); build or import it, or"
+            " correct the pool's image",
+            phase=Phase.PULL,
+            retryable=False,
+            metadata={"image": name, "pull": "IMAGE_NOT_FOUND"},
+        )
+    return StartFailed(
+        f"image {name!r} is not on this host and was not pulled: {message}",
+        phase=Phase.PULL,
+        metadata={"image": name, "pull": "FAILED"},
+    )
+
+
+def _unprivileged(user: str) -> str:
+    """The image's own user when it names one, else one that is not root."""
+    return UNPRIVILEGED if user.partition(":")[0] in ("", "0", "root") else user
+
+
+@dataclass(frozen=True, slots=True)
+class _Derivation:
+    """Makes one derived image; runs in a thread from beginning to end."""
+
+    base: str
+    tag: str
+    cwd: str
+    user: str
+    instance: str
+
+    def run(self, api: Api) -> bool:
+        """Returns whether the image has a Python that the guest can run on. Raises APIError."""
+        try:
+            labels = api.inspect_image(self.tag)["Config"]["Labels"]
+            return bool(labels["sandboxd.python"] == "yes")
+        except docker.errors.NotFound:
+            pass
+        container = api.create_container(
+            self.base,
+            entrypoint=PROBE,
+            user=self.user,
+            labels={LABEL: self.instance},
+            host_config=api.create_host_config(
+                network_mode="none", cap_drop=["ALL"], security_opt=["no-new-privileges"]
+            ),
+        )["Id"]
+        try:
+            missing = self._missing(api, container)
+            if missing:
+                api.put_archive(container, "/", self._tar(missing))
+            has_python = self._has_python(api, container)
+            repository, _, tag = self.tag.partition(":")
+            changes = f'LABEL {LABEL}={self.instance} sandboxd.python={"yes" if has_python else "no"}'
+            api.commit(container, repository=repository, tag=tag, changes=changes)
+        finally:
+            api.remove_container(container, force=True, v=True)
+        return has_python
+
+    def _has_python(self, api: Api, container: str) -> bool:
+        try:
+            api.start(container)
+        except docker.errors.APIError as error:
+            if "python3" in str(error.explanation):
+                return False  # The Engine names the program that it did not find.
+            raise
+        return bool(api.wait(container)["StatusCode"] == 0)
+
+    def _missing(self, api: Api, container: str) -> list[str]:
+        path = PurePosixPath(self.cwd)
+        missing = []
+        for candidate in (path, *path.parents):
+            try:
+                pieces, _ = api.get_archive(container, str(candidate))
+                pieces.close()
+                break
+            except docker.errors.NotFound:
+                missing.append(str(candidate).lstrip("/"))
+        return missing[::-1]
+
+    def _tar(self, directories: list[str]) -> bytes:
+        owner, _, group = self.user.partition(":")
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for directory in directories:
+                entry = tarfile.TarInfo(directory)
+                entry.type = tarfile.DIRTYPE
+                if owner.isdigit():
+                    entry.uid, entry.gid, entry.mode = int(owner), int(group or owner), 0o755
+                else:
+                    entry.mode = 0o777  # The name's number stands in the image's own passwd.
+                archive.addfile(entry)
+        return buffer.getvalue()
+
+
+def describe(info: dict[str, Any]) -> str:
+    """One line about the Engine for messages."""
+    return f"Docker Engine {info.get('ServerVersion', '?')} with {info.get('DefaultRuntime', '?')}"

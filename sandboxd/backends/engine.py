@@ -1,0 +1,229 @@
+"""The Docker Engine from asyncio: the SDK in threads of its own, raw streams over the Engine's socket.
+
+The SDK is synchronous, so no call of it may run on the event loop. What has no end of its own (attach,
+exec, wait) does not go through the SDK: each such call would hold a thread, and the SDK's raw sockets lose
+bytes that arrived together with the response's head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import docker
+import docker.errors
+import docker.utils
+import requests
+
+from sandboxd.errors import BackendUnavailable
+
+DEFAULT_URL = "unix:///var/run/docker.sock"
+# More at once make no start faster: the Engine's own knee lies at 2 to 4.
+THREADS = 8
+# One answer of the Engine under a storm of starts; a call that takes longer is taken for hung.
+CALL_SECONDS = 60.0
+PIECE_BYTES = 64 * 1024
+# The head of a frame of a stream without a terminal: which stream, three zeros, the payload's length.
+FRAME = struct.Struct(">BxxxI")
+
+T = TypeVar("T")
+Api = docker.APIClient
+
+
+class EngineRefused(Exception):
+    """The Engine answered a raw request with an error; `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Engine:
+    """One Docker Engine on this host. `url` is a `unix://` URL; by default the SDK's own (DOCKER_HOST)."""
+
+    def __init__(self, url: str | None = None, *, call_seconds: float = CALL_SECONDS) -> None:
+        self.url = url or docker.utils.kwargs_from_env().get("base_url") or DEFAULT_URL
+        self._call_seconds = call_seconds
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
+        self._api: Api | None = None
+
+    @property
+    def socket_path(self) -> str:
+        """The Engine's socket."""
+        return "/" + self.url.partition("://")[2].lstrip("/")
+
+    async def open(self) -> dict[str, Any]:
+        """Connects and returns the Engine's `info`. Raises BackendUnavailable with the way out."""
+        if not self.url.startswith(("unix://", "http+unix://")):
+            raise BackendUnavailable(
+                f"the Docker backend needs an Engine on this host, not DOCKER_HOST={self.url}: sandboxes are"
+                " reached through sockets in the state directory; name a unix:// URL"
+            )
+        self._check_socket()
+
+        def connect() -> tuple[Api, dict[str, Any]]:
+            api = docker.APIClient(
+                base_url=self.url, version="auto", timeout=int(self._call_seconds), max_pool_size=THREADS
+            )
+            return api, api.info()
+
+        self._api, info = await self._in_thread(connect)
+        return info
+
+    def close(self) -> None:
+        """Lets go of the Engine. Every call is over by now, so that this waits for no thread."""
+        if self._api is not None:
+            self._api.close()
+            self._api = None
+        self._threads.shutdown(wait=False)
+
+    @property
+    def is_open(self) -> bool:
+        """True between a successful `open` and `close`."""
+        return self._api is not None
+
+    async def call(self, function: Callable[[Api], T]) -> T:
+        """Runs `function` with the SDK's client in a thread.
+
+        Raises BackendUnavailable when the Engine does not answer, and the SDK's own APIError when it
+        refuses. A cancelled call ends only when its thread has: what it did can then be undone.
+        """
+        api = self._api
+        if api is None:
+            raise BackendUnavailable(f"the connection to the Docker Engine at {self.url} is closed")
+        return await self._in_thread(lambda: function(api))
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        job = self._threads.submit(function)
+        done = asyncio.wrap_future(job)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            await _over(job, done)
+            raise
+        except requests.exceptions.Timeout as error:
+            raise BackendUnavailable(
+                f"the Docker Engine at {self.url} gave no answer within {self._call_seconds:g} s; see its log"
+                " (journalctl -u docker)"
+            ) from error
+        except requests.exceptions.ConnectionError as error:
+            self._check_socket()
+            raise BackendUnavailable(f"the Docker Engine at {self.url} broke off: {error}") from error
+        except docker.errors.APIError:
+            raise
+        except docker.errors.DockerException as error:
+            raise BackendUnavailable(f"no Docker Engine at {self.url}: {error}") from error
+
+    def _check_socket(self) -> None:
+        """Raises BackendUnavailable with the exact cause when nobody listens."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(self.socket_path)
+            except PermissionError as error:
+                raise BackendUnavailable(
+                    f"no permission to use the Docker Engine at {self.url}: add this user to the group that"
+                    " owns the socket (sudo usermod -aG docker $USER, then log in again) or run as root"
+                ) from error
+            except OSError as error:
+                raise BackendUnavailable(
+                    f"no Docker Engine answers at {self.url} ({os.strerror(error.errno or 0)}): start it"
+                    " (sudo systemctl start docker), or name another socket by DOCKER_HOST"
+                ) from error
+
+    async def stream(self, target: str, body: dict[str, Any] | None = None) -> EngineStream:
+        """POSTs to `target` and takes the connection over for raw bytes both ways.
+
+        Raises EngineRefused, and BackendUnavailable when the Engine is not there.
+        """
+        stream = await self._connect()
+        try:
+            await stream.request("POST", target, body)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    @contextlib.asynccontextmanager
+    async def lines(self, method: str, target: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """The JSON objects that an endless answer of the Engine is made of, one a line."""
+        stream = await self._connect()
+        try:
+            await stream.request(method, target, None, upgrade=False)
+            yield stream.objects()
+        finally:
+            stream.close()
+
+    async def _connect(self) -> EngineStream:
+        try:
+            reader, writer = await asyncio.open_unix_connection(self.socket_path, limit=PIECE_BYTES)
+        except OSError:
+            self._check_socket()
+            raise
+        return EngineStream(reader, writer)
+
+
+async def _over(job: Future[T], done: asyncio.Future[T]) -> None:
+    """Returns when the job is cancelled before it began, or has ended; further cancellations wait, too."""
+    job.cancel()
+    while not done.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([done])
+    if not done.cancelled():
+        done.exception()
+
+
+class EngineStream:
+    """One raw connection to the Engine after its response's head."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    async def request(self, method: str, target: str, body: dict[str, Any] | None, *, upgrade: bool = True) -> None:
+        """Sends the request and reads the response's head. Raises EngineRefused for an error status."""
+        payload = json.dumps(body or {}).encode() if method == "POST" else b""
+        connection = "Upgrade\r\nUpgrade: tcp" if upgrade else "close"
+        head = (
+            f"{method} {target} HTTP/1.1\r\nHost: docker\r\nConnection: {connection}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+        )
+        self.writer.write(head.encode() + payload)
+        try:
+            answer = await self._reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            raise BackendUnavailable("the Docker Engine closed the connection without an answer") from error
+        status = int(answer.split(b" ", 2)[1])
+        if status >= 400:
+            text = await self._reader.read(PIECE_BYTES)
+            raise EngineRefused(status, text.decode(errors="replace").strip())
+
+    async def frames(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Yields (1 for stdout or 2 for stderr, a piece of up to 64 KiB) until the Engine ends the stream."""
+        while True:
+            try:
+                kind, left = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            while left:
+                piece = await self._reader.read(min(left, PIECE_BYTES))
+                if not piece:
+                    return
+                left -= len(piece)
+                yield kind, piece
+
+    async def objects(self) -> AsyncIterator[dict[str, Any]]:
+        """Yields each line that is a JSON object; lines between them are the sizes of HTTP's chunks."""
+        while line := await self._reader.readline():
+            if line.startswith(b"{"):
+                yield json.loads(line)
+
+    def close(self) -> None:
+        """Drops the connection."""
+        self.writer.close()

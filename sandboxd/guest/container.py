@@ -1,0 +1,43 @@
+"""The guest as the first process of a container: binds its socket and says on standard output that it is ready."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from sandboxd.guest.main import BACKLOG, Guest, lock_down
+
+# By cgroup v2 and v1, as the container sees its own.
+OOM_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+
+def serve(path: str, ready: bytes) -> None:
+    """Serves the socket at `path` until a signal asks to end; writes `ready` when commands may come.
+
+    The last line of standard output is the daemon's event: it need not look for the socket again and
+    again. From then on nothing that the guest's descriptors lead to is the container's output.
+    """
+    oom_fd = _open_any(OOM_COUNTS, os.O_RDONLY)
+    oom_score_fd = _open_any(("/proc/self/oom_score_adj",), os.O_WRONLY)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0)  # The daemon, another user, must be able to connect.
+    listener.bind(path)
+    os.umask(mask)
+    listener.listen(BACKLOG)
+    os.chdir("/")
+    lock_down()
+    guest = Guest(listener, oom_fd=oom_fd, oom_score_fd=oom_score_fd)
+    os.write(1, ready)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for stream in range(3):
+        os.dup2(null, stream)
+    guest.serve()
+
+
+def _open_any(paths: tuple[str, ...], flags: int) -> int:
+    for path in paths:
+        try:
+            return os.open(path, flags | os.O_CLOEXEC)
+        except OSError:
+            continue
+    return -1
