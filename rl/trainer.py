@@ -1,0 +1,198 @@
+"""The policy's optimiser: one step on one batch, in this process, with torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rl import packed_attention
+from rl.batching import PackedPass, plan_passes
+from rl.config import TrainerConfig
+from rl.errors import ConfigError, NonFiniteStep
+from rl.loss import token_logprobs, truncated_importance_loss
+from rl.types import Batch, StepReport
+
+ADAM_BETAS = (0.9, 0.95)
+"""The second moment follows within about 20 steps: a run here is tens of steps long, not thousands."""
+
+
+class TorchTrainer:
+    """Model and AdamW state, float32. `step_count` is the number of steps taken since the base model.
+
+    A step accumulates gradients and changes the weights only at its end, under `_weights`; `save` and
+    `write_weights` may therefore be called from another thread at any time and see whole steps only.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: TrainerConfig) -> None:
+        packed_attention.register()
+        model.set_attn_implementation(packed_attention.ATTENTION_NAME)
+        model.train()
+        self.model = model
+        self.step_count = 0
+        self._config = config
+        self._weights = threading.Lock()
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=config.learning_rate,
+            betas=ADAM_BETAS,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    @classmethod
+    def load(cls, model_path: Path, config: TrainerConfig) -> TorchTrainer:
+        """Reads a transformers model directory. Raises ConfigError when it is none."""
+        if not (model_path / "config.json").is_file():
+            raise ConfigError(f"model {model_path} is not a directory with a config.json")
+        prepare_torch(config.threads)
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(model.to(device), config)
+
+    def step(self, batch: Batch) -> StepReport:
+        """One optimiser step. Raises NonFiniteStep, with weights and optimiser as they were before."""
+        began = time.perf_counter()
+        total = batch.trained_count
+        if total == 0:
+            raise ValueError(f"batch of step {batch.step} has no token to train on")
+        sums: Counter[str] = Counter()
+        for packed in plan_passes(batch.groups, self._config.max_pass_tokens):
+            sums.update(self.accumulate(packed, total))
+        norm = self._apply(sums["loss"])
+        counted = max(sums["tokens"], 1)
+        return StepReport(
+            step=batch.step,
+            loss=sums["loss"],
+            grad_norm=norm,
+            trained_tokens=int(sums["tokens"]),
+            forwarded_tokens=int(sums["forwarded"]),
+            mean_ratio=sums["ratio"] / counted,
+            clipped_fraction=sums["clipped"] / counted,
+            mismatch_kl=sums["kl"] / counted,
+            train_seconds=time.perf_counter() - began,
+            extra={"entropy": sums["entropy"] / counted, "masked_tokens": sums["masked"]},
+        )
+
+    def logprobs(self, packed: PackedPass) -> Tensor:
+        """Log-probabilities of the loss tokens of a pass under the present weights, shape (L,)."""
+        device, dtype = self.model.device, self.model.dtype
+        hidden = self.model.base_model(
+            input_ids=torch.from_numpy(packed.ids).long().to(device)[None],
+            position_ids=torch.from_numpy(packed.positions).to(device)[None],
+            use_cache=False,
+            tree=packed_attention.tree_of(packed, device, dtype),
+        ).last_hidden_state[0]
+        sources = torch.from_numpy(packed.sources).to(device)
+        targets = torch.from_numpy(packed.targets).to(device)
+        return token_logprobs(hidden[sources], self.model.get_output_embeddings().weight, targets)
+
+    def accumulate(self, packed: PackedPass, total: int) -> dict[str, float]:
+        """Adds the gradient of one pass; the loss is the mean over all loss tokens of the batch."""
+        device = self.model.device
+        sums = truncated_importance_loss(
+            self.logprobs(packed),
+            torch.from_numpy(packed.logprobs).to(device),
+            torch.from_numpy(packed.advantages).to(device),
+            cap=self._config.ratio_cap,
+        )
+        loss = sums.loss / total
+        loss.backward()  # type: ignore[no-untyped-call]
+        return {
+            "loss": loss.item(),
+            "tokens": sums.token_count,
+            "masked": sums.masked_count,
+            "forwarded": len(packed.ids),
+            "ratio": sums.ratio_sum,
+            "clipped": sums.clipped_count,
+            "kl": sums.kl_sum,
+            "entropy": sums.entropy_sum,
+        }
+
+    def _apply(self, loss: float) -> float:
+        """Clips, checks and applies the accumulated gradient; returns its norm before clipping."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.max_grad_norm))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._optimizer.zero_grad(set_to_none=False)
+            raise NonFiniteStep(f"loss {loss}, norm {norm} at step {self.step_count + 1}: not applied")
+        with self._weights:
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._config.learning_rate * self._warmup()
+            self._optimizer.step()
+            self.step_count += 1
+        # Kept allocated and zeroed: handing the memory back would page it in anew at every step.
+        self._optimizer.zero_grad(set_to_none=False)
+        return norm
+
+    def _warmup(self) -> float:
+        """AdamW's first steps have unit size whatever the gradient; the rate rises linearly over them."""
+        return min(1.0, (self.step_count + 1) / max(self._config.warmup_steps, 1))
+
+    def write_weights(self, path: Path) -> int:
+        """Writes the weights as one safetensors file, tied ones once; returns their step."""
+        with self._weights:
+            save_file({name: p.detach().contiguous() for name, p in self._parameters.items()}, path)
+            return self.step_count
+
+    def save(self, directory: Path) -> int:
+        """Writes weights and optimiser into an existing directory; returns the step they belong to."""
+        with self._weights:
+            save_file(
+                {name: p.detach().contiguous() for name, p in self._parameters.items()},
+                directory / "model.safetensors",
+            )
+            moments = dict(self._moments())
+            save_file(moments, directory / "optimizer.safetensors")
+            state = {"step": self.step_count, "updates": self._update_counts()}
+            (directory / "trainer.json").write_text(json.dumps(state))
+            return self.step_count
+
+    def restore(self, directory: Path) -> int:
+        """Reads what `save` wrote; returns its step. Raises ConfigError when the model differs."""
+        state = json.loads((directory / "trainer.json").read_text())
+        weights = load_file(directory / "model.safetensors")
+        if set(weights) != set(self._parameters):
+            raise ConfigError(f"checkpoint {directory} is of another model: its parameters differ")
+        moments = load_file(directory / "optimizer.safetensors")
+        with self._weights, torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(weights[name])
+                updates = state["updates"].get(name)
+                if updates is not None:
+                    self._optimizer.state[parameter] = {
+                        "step": torch.tensor(float(updates), device=parameter.device),
+                        "exp_avg": moments[f"exp_avg.{name}"].to(parameter.device),
+                        "exp_avg_sq": moments[f"exp_avg_sq.{name}"].to(parameter.device),
+                    }
+            self.step_count = int(state["step"])
+        return self.step_count
+
+    def _moments(self) -> Iterable[tuple[str, Tensor]]:
+        for name, parameter in self._parameters.items():
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if moment in self._optimizer.state[parameter]:
+                    yield f"{moment}.{name}", self._optimizer.state[parameter][moment]
+
+    def _update_counts(self) -> dict[str, int]:
+        return {
+            name: int(self._optimizer.state[parameter]["step"])
+            for name, parameter in self._parameters.items()
+            if "step" in self._optimizer.state[parameter]
+        }
+
+
+def prepare_torch(threads: int) -> None:
+    """Process-wide settings: denormal moments cost 100 times a normal multiplication on most processors."""
+    torch.set_flush_denormal(True)
+    if threads > 0:
+        torch.set_num_threads(threads)
