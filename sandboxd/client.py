@@ -141,13 +141,25 @@ class Client:
 
     async def lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
         """Leases a sandbox and keeps the lease alive; `acquire` builds the request."""
-        with _translated():
-            sandbox = await self.sandboxes.AcquireSandbox(request, timeout=timeout)
+        try:
+            with _translated():
+                sandbox = await self.sandboxes.AcquireSandbox(request, timeout=timeout)
+        except asyncio.CancelledError:
+            # The grant may be on its way: without this it would hold a sandbox until its time runs out.
+            self._tasks.create_task(self._withdraw(request), name="withdrawal")
+            raise
         ttl = sandbox.expire_time.ToNanoseconds() / 1e9 - time.time()
         box = Box(self, sandbox.name, ttl)
         self._boxes[sandbox.name] = box
         self._nudge.set()
         return box
+
+    async def _withdraw(self, request: pb.AcquireSandboxRequest) -> None:
+        with contextlib.suppress(SandboxdError), _translated():
+            await self.sandboxes.ReleaseSandbox(
+                pb.ReleaseSandboxRequest(pool=request.pool, request_id=request.request_id),
+                timeout=RELEASE_TIMEOUT_SECONDS,
+            )
 
     async def end_lease(self, box: Box) -> None:
         """Stops renewing and tells the daemon that the box is no longer needed."""

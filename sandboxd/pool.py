@@ -97,9 +97,9 @@ class Pool:
         A `request_id` seen before gives the sandbox that it gave then. Raises QueueFull,
         AcquireTimedOut, StartFailed, Draining, and what the earlier call's sandbox has met since.
         """
-        lease = lease or Lease()
         if self._draining:
             raise Draining(f"pool {self.name!r} takes no new work: the daemon is shutting down")
+        lease = lease or Lease()
         if not lease.request_id:
             return await self._acquire(lease, timeout)
         while (earlier := self._requests.get(lease.request_id)) is not None:
@@ -193,6 +193,20 @@ class Pool:
         self._ledger.release(sandbox_id)
         self._ended(sandbox, SandboxNotFound(f"sandbox {sandbox_id!r} was released"))
         self._fleet.destroy(sandbox)
+
+    def release_request(self, request_id: str) -> None:
+        """Ends the lease that a request was given; one that still waits is given nothing. Idempotent."""
+        granted = self._requests.get(request_id)
+        if granted is None:
+            return
+        if not granted.done():
+            granted.add_done_callback(self._release_granted)
+        else:
+            self._release_granted(granted)
+
+    def _release_granted(self, granted: asyncio.Future[Sandbox]) -> None:
+        if not granted.cancelled() and granted.exception() is None:
+            self.release(granted.result().id)
 
     def get(self, sandbox_id: str) -> Sandbox:
         """The leased sandbox of this name. Raises LeaseExpired, SandboxLost or SandboxNotFound."""

@@ -135,8 +135,11 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
 
     @unary
     async def ReleaseSandbox(self, request: pb.ReleaseSandboxRequest, context: Context) -> empty_pb2.Empty:
-        pool, sandbox_id = self._pools.holding(request.name)
-        pool.release(sandbox_id)
+        if request.request_id:
+            self._pools.named(request.pool).release_request(request.request_id)
+        else:
+            pool, sandbox_id = self._pools.holding(request.name)
+            pool.release(sandbox_id)
         return empty_pb2.Empty()
 
     @unary

@@ -76,10 +76,14 @@ class RenewSandboxRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReleaseSandboxRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "pool", "request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    pool: str
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class GetSandboxRequest(_message.Message):
     __slots__ = ("name",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from sandboxd import Client, ExitReason, errors
+from sandboxd import Box, Client, ExitReason, errors
 from sandboxd.types import Exited, Started, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
@@ -203,3 +204,24 @@ async def test_a_clients_own_error_comes_out_as_itself(daemon: OpenDaemon) -> No
         with pytest.raises(KeyError, match="mine"):
             async with Client(client.address) as other, other.acquire("python", timeout=10):
                 raise KeyError("mine")
+
+
+async def test_callers_that_leave_at_any_moment_leave_no_lease(daemon: OpenDaemon) -> None:
+    pools = {"p": {"backend": "fake", "warm": 20, "start_limit": 50}}
+    async with daemon(pools=pools, fake={"start_seconds": 0.002}) as client:
+        for n in range(300):
+            acquiring = asyncio.ensure_future(lease_of(client))
+            await asyncio.wait({acquiring}, timeout=n * 0.00002)
+            acquiring.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await acquiring).release()
+        async with asyncio.timeout(20):
+            while (await client.get_pool("p")).active:
+                await asyncio.sleep(0.02)
+        stats = await client.get_pool("p")
+        assert stats.acquired_total == stats.released_total > 0
+        assert stats.expired_total == 0
+
+
+async def lease_of(client: Client) -> Box:
+    return await client.acquire("p", ttl=3600, timeout=30)
