@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -68,8 +69,13 @@ class Result:
             "leaked": self.leaked,
             "host": self.host,
             "baseline": None,
-            "failures": sorted(set(self.failures))[:20],
+            "failures": self.distinct_failures()[:20],
         }
+
+    def distinct_failures(self) -> list[str]:
+        """One message of each kind: those that differ in numbers alone are of one."""
+        kinds = {re.sub(r"[0-9.]+", "#", failure): failure for failure in reversed(self.failures)}
+        return sorted(kinds.values())
 
 
 def quantiles(values: list[float]) -> dict[str, float] | None:

@@ -27,5 +27,5 @@ def show(result: Result) -> None:
     console.print(table)
     left = ", ".join(f"{count} {kind}" for kind, count in result.leaked.items())
     console.print(f"left behind: {left}", highlight=False)
-    for failure in sorted(set(result.failures))[:FAILURES_SHOWN]:
-        console.print(f"failure: {failure}", markup=False, highlight=False)
+    for failure in result.distinct_failures()[:FAILURES_SHOWN]:
+        console.print(f"failure: {failure}", markup=False, highlight=False, soft_wrap=True)
