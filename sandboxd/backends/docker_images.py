@@ -14,7 +14,6 @@ import tarfile
 import threading
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 import docker.errors
 
@@ -201,6 +200,7 @@ class _Derivation:
             self.base,
             entrypoint=PROBE,
             user=self.user,
+            working_dir="/",  # Else the Engine itself makes the image's own, for root.
             labels={LABEL: self.instance},
             host_config=api.create_host_config(
                 network_mode="none", cap_drop=["ALL"], security_opt=["no-new-privileges"]
@@ -253,7 +253,3 @@ class _Derivation:
                 archive.addfile(entry)
         return buffer.getvalue()
 
-
-def describe(info: dict[str, Any]) -> str:
-    """One line about the Engine for messages."""
-    return f"Docker Engine {info.get('ServerVersion', '?')} with {info.get('DefaultRuntime', '?')}"

@@ -1,0 +1,59 @@
+"""What every test may ask for: a Docker Engine with the test images, skipped where there is none and CI is not set."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sandboxd.backends.engine import Engine
+from sandboxd.errors import BackendUnavailable
+
+PYTHON_IMAGE = "sandboxd/test-python:latest"
+BUSYBOX_IMAGE = "sandboxd/test-busybox:latest"
+
+
+def _docker_is_missing() -> str | None:
+    """One line that says why Docker tests cannot run here, or None."""
+    import asyncio
+
+    import docker.errors
+
+    async def look() -> str | None:
+        engine = Engine()
+        try:
+            await engine.open()
+            for image in (PYTHON_IMAGE, BUSYBOX_IMAGE):
+                await engine.call(lambda api, name=image: api.inspect_image(name))
+        except BackendUnavailable as error:
+            return error.message
+        except docker.errors.NotFound as error:
+            return f"{error.explanation}: run `make images`"
+        finally:
+            engine.close()
+        return None
+
+    return asyncio.run(look())
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> None:
+    """Skips the test with one line where Docker or an image is missing; fails it when CI is set."""
+    missing = _docker_is_missing()
+    if missing is None:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(f"CI is set, so the Docker tests may not be skipped: {missing}", pytrace=False)
+    pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def docker_python_image(docker_engine: None) -> str:
+    """An image with Python 3: its sandboxes run the guest."""
+    return PYTHON_IMAGE
+
+
+@pytest.fixture(scope="session")
+def docker_busybox_image(docker_engine: None) -> str:
+    """An image without Python: its sandboxes run through the Engine's exec API."""
+    return BUSYBOX_IMAGE
