@@ -1,0 +1,193 @@
+"""Limits by control groups, version 2 where it is delegated, else version 1, else none.
+
+`find` is called by the daemon, which may write where the launcher may not; `Cgroups` by the launcher and
+its children through descriptors of the directories, since they no longer see the host's file system.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+CPU_PERIOD_US = 100_000
+# A group whose last process has just gone may be busy for a moment.
+REMOVE_TRIES, REMOVE_PAUSE_SECONDS = 100, 0.005
+CONTROLLERS = ("memory", "pids", "cpu")
+
+# A hierarchy: its version, its directory for this launcher, the controllers that it brings.
+Hierarchy = tuple[int, str, tuple[str, ...]]
+
+
+def find(root: str, own: str, name: str) -> list[Hierarchy]:
+    """Where groups for this launcher can be made.
+
+    `root` is where control groups are mounted (/sys/fs/cgroup), `own` the text of /proc/self/cgroup, and
+    `name` the launcher's. Makes the launcher's directory in each hierarchy; an empty list means that
+    nothing is delegated to this user.
+    """
+    if os.path.exists(os.path.join(root, "cgroup.controllers")):
+        unified = _find_v2(root, own, name)
+        return [unified] if unified else []
+    found: list[Hierarchy] = []
+    for line in own.splitlines():
+        _, controllers, path = line.split(":", 2)
+        useful = tuple(sorted(set(controllers.split(",")) & set(CONTROLLERS)))
+        directory = os.path.join(root, controllers, path.lstrip("/"), name)
+        if useful and _make(directory):
+            found.append((1, directory, useful))
+    return found
+
+
+def _find_v2(root: str, own: str, name: str) -> Hierarchy | None:
+    paths = [line[3:] for line in own.splitlines() if line.startswith("0::")]
+    parent = os.path.join(root, paths[0].lstrip("/")) if paths else root
+    available = _read(os.path.join(parent, "cgroup.controllers")).split()
+    wanted = [controller for controller in CONTROLLERS if controller in available]
+    enabled = _enable(parent, wanted)
+    directory = os.path.join(parent, name)
+    if not enabled or not _make(directory):
+        return None
+    return (2, directory, tuple(_enable(directory, enabled)))
+
+
+def _enable(directory: str, wanted: list[str]) -> list[str]:
+    """Hands controllers on to the groups below; returns those that are."""
+    control = os.path.join(directory, "cgroup.subtree_control")
+    enabled = _read(control).split()
+    for controller in wanted:
+        if controller in enabled:
+            continue
+        try:
+            with open(control, "w") as file:
+                file.write(f"+{controller}")
+        except OSError:
+            # Not ours to hand on, or processes live in this very group (version 2 forbids both).
+            continue
+    enabled = _read(control).split()
+    return [controller for controller in wanted if controller in enabled]
+
+
+def _make(directory: str) -> bool:
+    try:
+        os.mkdir(directory, 0o755)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    return os.access(directory, os.W_OK)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def give(hierarchies: list[Hierarchy], uid: int) -> None:
+    """Lets the launcher's user make groups in its directories."""
+    for version, directory, _ in hierarchies:
+        files = ["", "cgroup.procs"] + (["cgroup.subtree_control"] if version == 2 else ["tasks"])
+        for file in files:
+            path = os.path.join(directory, file) if file else directory
+            if os.path.exists(path):
+                os.chown(path, uid, uid)
+
+
+def sweep(hierarchies: list[Hierarchy]) -> None:
+    """Removes the launcher's directories with all that is left in them."""
+    for _, directory, _ in hierarchies:
+        if not os.path.isdir(directory):
+            continue
+        for entry in list(os.scandir(directory)):
+            if entry.is_dir():
+                _remove(entry.path)
+        _remove(directory)
+
+
+def _remove(path: str, dir_fd: int | None = None) -> None:
+    for _ in range(REMOVE_TRIES):
+        try:
+            os.rmdir(path, dir_fd=dir_fd)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+        time.sleep(REMOVE_PAUSE_SECONDS)
+    raise OSError(errno.EBUSY, "a control group still has processes", path)
+
+
+class Cgroups:
+    """A launcher's groups: one for each sandbox in each hierarchy."""
+
+    def __init__(self, hierarchies: list[Hierarchy]) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._open = [(version, os.open(path, flags), brings) for version, path, brings in hierarchies]
+        self.enforced = {controller for _, _, brings in hierarchies for controller in brings}
+
+    def enter(self, sandbox_id: str, limits: dict[str, float]) -> int:
+        """Makes the sandbox's groups, sets its limits and moves the caller in.
+
+        Returns a descriptor of the file that counts the kernel's kills for memory, or -1.
+        """
+        oom_fd = -1
+        for version, fd, brings in self._open:
+            os.mkdir(sandbox_id, 0o755, dir_fd=fd)
+            group = os.open(sandbox_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+            for name, value, optional in settings(version, brings, limits):
+                _write(group, name, value, optional=optional)
+            _write(group, "cgroup.procs", "0", optional=False)
+            if "memory" in brings:
+                name = "memory.events" if version == 2 else "memory.oom_control"
+                oom_fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=group)
+            os.close(group)
+        return oom_fd
+
+    def remove(self, sandbox_id: str) -> None:
+        """Removes the sandbox's groups once their processes are gone. Raises OSError when they stay."""
+        for _, fd, _ in self._open:
+            _remove(sandbox_id, fd)
+
+
+def _write(group: int, name: str, value: str, *, optional: bool) -> None:
+    try:
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=group)
+    except FileNotFoundError:
+        if optional:
+            return
+        raise
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def settings(version: int, brings: tuple[str, ...], limits: dict[str, float]) -> list[tuple[str, str, bool]]:
+    """File, value, and whether a kernel may lack the file, for each limit that the hierarchy can hold."""
+    lines: list[tuple[str, str, bool]] = []
+    memory, pids, cpu = limits.get("memory_bytes"), limits.get("pids"), limits.get("cpu_count")
+    if memory is not None and "memory" in brings:
+        if version == 2:
+            lines += [("memory.max", f"{memory:.0f}", False), ("memory.swap.max", "0", True)]
+            # The guest must survive what kills a command.
+            lines += [("memory.oom.group", "0", True)]
+        else:
+            lines += [("memory.limit_in_bytes", f"{memory:.0f}", False)]
+            lines += [("memory.memsw.limit_in_bytes", f"{memory:.0f}", True)]
+    if pids is not None and "pids" in brings:
+        # PID 1 is ours and does not count.
+        lines.append(("pids.max", f"{pids + 1:.0f}", False))
+    if cpu is not None and "cpu" in brings:
+        quota = max(1000, round(cpu * CPU_PERIOD_US))
+        if version == 2:
+            lines.append(("cpu.max", f"{quota} {CPU_PERIOD_US}", False))
+        else:
+            lines += [
+                ("cpu.cfs_period_us", f"{CPU_PERIOD_US}", False),
+                ("cpu.cfs_quota_us", f"{quota}", False),
+            ]
+    return lines

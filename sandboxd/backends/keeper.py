@@ -1,0 +1,280 @@
+"""Starts a launcher and cleans up behind it: the only part that keeps the rights of the user who started it.
+
+Run as a program by `main`, which reads a `Spec` as JSON from its standard input and answers one line on its
+standard output: `ready`, or what failed and how to allow it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import platform
+import signal
+import socket
+import sys as python
+import traceback
+from typing import NoReturn, TypedDict
+
+from sandboxd.backends import cgroup, seccomp
+from sandboxd.backends import syscalls as sys
+from sandboxd.backends.confine import Confinement
+from sandboxd.backends.launcher import CONTROL_SOCKET, Launcher, remove_remains
+from sandboxd.backends.rootfs import UID, Base
+from sandboxd.backends.sweeper import sweep_for
+
+LOCK_FILE = "launcher.lock"
+LOCK_SECONDS = 10
+LOG_FILE = "launcher.log"
+# As many users as an image may name.
+MAPPED_USERS = 1 << 16
+CONTROL_BACKLOG = 16
+
+
+class Spec(TypedDict):
+    """What a launcher is told by the daemon that starts it."""
+
+    state: str
+    name: str
+    cgroup_root: str
+    read_only_paths: list[str]
+    uid_base: int
+    grace: float
+
+
+class Refused(Exception):
+    """The host does not allow it; the message is one line for a person."""
+
+
+def main() -> None:
+    """Returns at once in the process that was started; the keeper lives on beside it."""
+    spec: Spec = json.loads(python.stdin.read())
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report = os.dup(1)
+    _redirect(os.path.join(spec["state"], LOG_FILE))
+    code = 1
+    try:
+        _keep(spec, report)
+        code = 0
+    except Refused as error:
+        os.write(report, f"{error}\n".encode())
+    except OSError as error:
+        os.write(report, f"{error.strerror}: {error.filename}\n".encode())
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _redirect(log: str) -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for target, source in ((0, null), (1, fd), (2, fd)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(fd)
+
+
+def _keep(spec: Spec, report: int) -> None:
+    state = spec["state"]
+    _lock(os.path.join(state, LOCK_FILE))
+    hierarchies = _prepare(spec)
+    # Guests whose launcher died come here, so that their end can be waited for.
+    sys.prctl(sys.PR_SET_CHILD_SUBREAPER, 1)
+    # Now: the launcher's user may be unable to walk there.
+    os.chdir(state)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    control.bind(CONTROL_SOCKET)
+    control.listen(CONTROL_BACKLOG)
+    ready, unshared = os.pipe2(os.O_CLOEXEC)
+    mapped, go = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.close(ready)
+        os.close(go)
+        _become_launcher(spec, hierarchies, control, (unshared, mapped, report))
+    control.close()
+    for fd in (unshared, mapped):
+        os.close(fd)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    try:
+        if os.read(ready, 1):
+            _map_users(pid, spec)
+            os.write(go, b"1")
+        os.close(report)
+        _wait_for_all()
+    finally:
+        cgroup.sweep(hierarchies)
+        remove_remains(state)
+
+
+def _lock(path: str) -> None:
+    """One launcher for one state directory; waits for one that is ending."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def give_up(_number: int, _frame: object) -> None:
+        raise Refused(
+            f"another launcher holds {path} and does not end; stop it or use another state directory"
+        )
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(LOCK_SECONDS)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    signal.alarm(0)
+
+
+def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
+    with open("/proc/self/cgroup") as file:
+        hierarchies = cgroup.find(spec["cgroup_root"], file.read(), spec["name"])
+    # What a launcher left that was killed together with its keeper.
+    cgroup.sweep(hierarchies)
+    for _, directory, _ in hierarchies:
+        os.mkdir(directory, 0o755)
+    remove_remains(spec["state"])
+    for name in ("sandboxes", "base"):
+        path = os.path.join(spec["state"], name)
+        os.mkdir(path, 0o711)
+        if os.geteuid() == 0:
+            os.chown(path, spec["uid_base"], spec["uid_base"])
+    if os.geteuid() == 0:
+        cgroup.give(hierarchies, spec["uid_base"])
+    return hierarchies
+
+
+def _map_users(pid: int, spec: Spec) -> None:
+    ids, count = (spec["uid_base"], MAPPED_USERS) if os.geteuid() == 0 else (os.geteuid(), 1)
+    group = ids if os.geteuid() == 0 else os.getegid()
+    if os.geteuid():
+        _write_map(pid, "setgroups", "deny")
+    _write_map(pid, "uid_map", f"0 {ids} {count}")
+    _write_map(pid, "gid_map", f"0 {group} {count}")
+
+
+def _write_map(pid: int, name: str, text: str) -> None:
+    with open(f"/proc/{pid}/{name}", "w") as file:
+        file.write(text)
+
+
+def _wait_for_all() -> None:
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+def _become_launcher(
+    spec: Spec,
+    hierarchies: list[cgroup.Hierarchy],
+    control: socket.socket,
+    channels: tuple[int, int, int],
+) -> NoReturn:
+    unshared, mapped, report = channels
+    code = 1
+    try:
+        _new_user(unshared, mapped)
+        launcher = _build(spec, hierarchies, control, report)
+        os.write(report, b"ready\n")
+        os.close(report)
+        launcher.run()
+        code = 0
+    except Refused as error:
+        os.write(report, f"{error}\n".encode())
+    except OSError as error:
+        os.write(report, f"{_explain(error)}\n".encode())
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _new_user(unshared: int, mapped: int) -> None:
+    """Becomes root of a user namespace, which is nobody outside of it."""
+    try:
+        sys.unshare(sys.CLONE_NEWUSER | sys.CLONE_NEWNS)
+    except OSError as error:
+        raise Refused(_explain(error)) from error
+    os.write(unshared, b"1")
+    os.close(unshared)
+    if not os.read(mapped, 1):
+        raise Refused("the keeper could not map users into a user namespace; its log says why")
+    os.close(mapped)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    # Without it this process's own files in /proc would belong to somebody who does not exist here.
+    sys.prctl(sys.PR_SET_DUMPABLE, 1)
+
+
+def _build(spec: Spec, hierarchies: list[cgroup.Hierarchy], control: socket.socket, report: int) -> Launcher:
+    mapped_range = _mapped_users() > 1
+    if mapped_range:
+        os.setgroups([])
+    cgroups = cgroup.Cgroups(hierarchies)
+    base = Base(".", spec["read_only_paths"], UID if mapped_range else 0)
+    base.enter()
+    os.chdir("/state/sandboxes")
+    ours = _start_sweeper(cgroups, [control.fileno(), report])
+    confinement = Confinement(base, cgroups, seccomp.program(platform.machine()), mapped_range=mapped_range)
+    sys.set_title(sys.title_area(), b"sandboxd-launcher")
+    # Pages that no collection touches stay shared with every sandbox.
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    return Launcher(control, confinement, cgroups, ours, spec["grace"])
+
+
+def _mapped_users() -> int:
+    with open("/proc/self/uid_map") as file:
+        return sum(int(line.split()[2]) for line in file)
+
+
+def _start_sweeper(cgroups: cgroup.Cgroups, not_its: list[int]) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        return ours
+    ours.close()
+    for fd in not_its:
+        os.close(fd)
+    code = 1
+    try:
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        sweep_for(theirs, directory, cgroups)
+        code = 0
+    except OSError:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _explain(error: OSError) -> str:
+    """One line: what failed, and which switch of this host forbids it."""
+    what = f"{error.filename or 'a system call'} failed: {error.strerror}"
+    for path, blocked, cure in SWITCHES:
+        try:
+            with open(path) as file:
+                value = file.read().strip()
+        except OSError:
+            continue
+        if value == blocked:
+            return f"{what}; {path} is {value}: {cure}"
+    if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
+        return f"{what}; a container needs --privileged, or seccomp, AppArmor and masked paths unconfined"
+    return f"{what}; the kernel needs user namespaces, and overlay mounts inside of them (5.12 or later)"
+
+
+SWITCHES = (
+    ("/proc/sys/user/max_user_namespaces", "0", "allow them with `sysctl user.max_user_namespaces=15000`"),
+    (
+        "/proc/sys/kernel/unprivileged_userns_clone",
+        "0",
+        "allow it with `sysctl kernel.unprivileged_userns_clone=1`",
+    ),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "allow it with `sysctl kernel.apparmor_restrict_unprivileged_userns=0` or an AppArmor profile",
+    ),
+)

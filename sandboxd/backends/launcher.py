@@ -1,0 +1,300 @@
+"""The process that makes sandboxes: a small zygote that everything a sandbox runs is already loaded in.
+
+Three processes, each the next one's parent:
+
+    keeper     the user that started it: maps the users, waits for the launcher's end, removes what is left
+    launcher   root of its own user namespace only; answers the control socket, copies itself
+    guest      one for each sandbox, PID 1 of its own pid namespace
+
+They outlive the daemon. When no daemon has been connected for the grace, the launcher ends every sandbox
+and itself. When the launcher dies, the kernel kills the guests, and the keeper removes their remains.
+
+Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
+    {"do": "hello"}                          → {"version", "pid", "enforced", "sandboxes"}
+    {"do": "create", "id", "cwd", "limits", "host_network"} → {} once its socket takes connections
+    {"do": "destroy", "id"}                  → {} once nothing is left of it
+    {"do": "close"}                          → {} once nothing is left at all, then the launcher ends
+An answer with `error` says what failed. {"lost": id, "why": text} comes unasked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from sandboxd.backends import syscalls as sys
+from sandboxd.backends.cgroup import Cgroups
+from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
+from sandboxd.backends.sweeper import remove_tree
+from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
+
+VERSION = 1
+CONTROL_SOCKET = "launcher.sock"
+GUEST_SOCKET = "guest.sock"
+GUEST_BACKLOG = 512
+CONTROL_LINE_BYTES = 64 << 10
+
+Reply = Callable[[dict[str, Any]], None]
+
+
+class Daemon:
+    """One control connection."""
+
+    def __init__(self, launcher: Launcher, sock: socket.socket) -> None:
+        self._launcher = launcher
+        self._sock = sock
+        self._received = bytearray()
+        self._pending = bytearray()
+        sock.setblocking(False)
+        launcher.loop.watch(sock.fileno(), IN, self._ready)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queues a message; a daemon that is gone misses it."""
+        if self._sock.fileno() >= 0:
+            self._pending += json.dumps(message).encode() + b"\n"
+            self._flush()
+
+    def _ready(self, mask: int) -> None:
+        if mask & OUT:
+            self._flush()
+        if mask & (IN | GONE):
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(CONTROL_LINE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._received += data
+        if not data or len(self._received) > 2 * CONTROL_LINE_BYTES:
+            self._launcher.loop.unwatch(self._sock.fileno())
+            self._sock.close()
+            self._launcher.left(self)
+            return
+        *lines, rest = self._received.split(b"\n")
+        self._received = bytearray(rest)
+        for line in lines:
+            message = json.loads(line)
+            self._launcher.asked(message, self._answer(message["n"]))
+
+    def _answer(self, number: int) -> Reply:
+        return lambda reply: self.send({**reply, "n": number})
+
+    def _flush(self) -> None:
+        try:
+            del self._pending[: self._sock.send(self._pending)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return
+        self._launcher.loop.watch(self._sock.fileno(), IN | OUT if self._pending else IN, self._ready)
+
+
+class Sandbox:
+    """One sandbox as the launcher knows it: its pid while it lives, and who waits for its end."""
+
+    __slots__ = ("dead", "pid", "waiting")
+
+    def __init__(self, pid: int, *, dead: bool = False) -> None:
+        self.pid = pid
+        self.dead = dead
+        self.waiting: list[Reply] = []
+
+
+class Launcher:
+    """Answers daemons until `close`, SIGTERM, or the grace without any."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        confinement: Confinement,
+        cgroups: Cgroups,
+        sweeper: socket.socket,
+        grace: float,
+    ) -> None:
+        self.loop = Loop()
+        self._control = control
+        self._confinement = confinement
+        self._cgroups = cgroups
+        self._sweeper = sweeper
+        self._swept = bytearray()
+        self._grace = grace
+        self._daemons: set[Daemon] = set()
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._names: dict[int, str] = {}
+        self._closing: list[Reply] | None = None
+        self._alone: Timer | None = None
+        self._lifeline, self._alive = os.pipe2(os.O_CLOEXEC)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._close(lambda _: None))
+        self._control.setblocking(False)
+        self._sweeper.setblocking(False)
+        self.loop.watch(self._woken, IN, self._on_signal)
+        self.loop.watch(self._control.fileno(), IN, self._accept)
+        self.loop.watch(self._sweeper.fileno(), IN, self._on_swept)
+        self._wait_for_daemon()
+
+    def run(self) -> None:
+        """Returns when no sandbox is left and none may come."""
+        self.loop.run()
+
+    # -- daemons
+
+    def _accept(self, _mask: int) -> None:
+        sock, _ = self._control.accept()
+        self._daemons.add(Daemon(self, sock))
+        if self._alone is not None:
+            self._alone.cancel()
+
+    def left(self, daemon: Daemon) -> None:
+        """A daemon let go, or died."""
+        self._daemons.discard(daemon)
+        if not self._daemons:
+            self._wait_for_daemon()
+
+    def _wait_for_daemon(self) -> None:
+        self._alone = self.loop.after(self._grace, lambda: self._close(lambda _: None))
+
+    def asked(self, message: dict[str, Any], reply: Reply) -> None:
+        """Does what a daemon asks."""
+        what = message["do"]
+        if what == "hello":
+            enforced = sorted(self._cgroups.enforced)
+            ids = [name for name, sandbox in self._sandboxes.items() if not sandbox.dead]
+            reply({"version": VERSION, "pid": os.getpid(), "enforced": enforced, "sandboxes": ids})
+        elif what == "create":
+            self._create(message, reply)
+        elif what == "destroy":
+            self._destroy(message["id"], reply)
+        elif what == "close":
+            self._close(reply)
+        else:
+            reply({"error": f"no request {what!r}"})
+
+    # -- sandboxes
+
+    def _create(self, message: dict[str, Any], reply: Reply) -> None:
+        name = message["id"]
+        if name in self._sandboxes or self._closing is not None:
+            reply({"error": "the name is taken" if name in self._sandboxes else "the launcher is closing"})
+            return
+        order = Order(name, message["cwd"], message["limits"], message["host_network"])
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            os.mkdir(name, 0o711)
+            listener.bind(f"{name}/{GUEST_SOCKET}")
+            listener.listen(GUEST_BACKLOG)
+            pid = sys.fork_into(sys.CLONE_NEWPID)
+            if pid == 0:
+                self._confinement.become_guest(order, listener, self._lifeline)
+        except OSError as error:
+            # Known all the same, so that a destroy takes away what was made before it failed.
+            self._sandboxes[name] = Sandbox(0, dead=True)
+            reply({"error": f"{error.strerror}: {error.filename}"})
+            return
+        finally:
+            listener.close()
+        self._sandboxes[name] = Sandbox(pid)
+        self._names[pid] = name
+        reply({})
+
+    def _destroy(self, name: str, reply: Reply) -> None:
+        sandbox = self._sandboxes.get(name)
+        if sandbox is None:
+            reply({})
+            return
+        sandbox.waiting.append(reply)
+        if len(sandbox.waiting) > 1:
+            return
+        if sandbox.dead:
+            self._sweep(name)
+        else:
+            os.kill(sandbox.pid, signal.SIGKILL)
+
+    def _close(self, reply: Reply) -> None:
+        if self._closing is None:
+            self._closing = []
+            for name in list(self._sandboxes):
+                self._destroy(name, lambda _: None)
+        self._closing.append(reply)
+        self._end_if_empty()
+
+    def _end_if_empty(self) -> None:
+        if self._closing is None or self._sandboxes:
+            return
+        for reply in self._closing:
+            reply({})
+        self.loop.stop()
+
+    def _on_signal(self, _mask: int) -> None:
+        os.read(self._woken, 4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            name = self._names.pop(pid, None)
+            if name is not None:
+                self._died(name, _cause(name, status))
+
+    def _died(self, name: str, why: str) -> None:
+        sandbox = self._sandboxes[name]
+        sandbox.dead = True
+        if sandbox.waiting:
+            self._sweep(name)
+            return
+        for daemon in self._daemons:
+            daemon.send({"lost": name, "why": why})
+
+    # -- remains
+
+    def _sweep(self, name: str) -> None:
+        self._sweeper.setblocking(True)
+        self._sweeper.sendall(name.encode() + b"\n")
+        self._sweeper.setblocking(False)
+
+    def _on_swept(self, _mask: int) -> None:
+        data = self._sweeper.recv(CONTROL_LINE_BYTES)
+        if not data:
+            raise OSError("the sweeper died")
+        self._swept += data
+        *lines, rest = self._swept.split(b"\n")
+        self._swept = bytearray(rest)
+        for line in lines:
+            name, _, error = line.decode().partition(" ")
+            sandbox = self._sandboxes.pop(name)
+            for reply in sandbox.waiting:
+                reply({"error": error} if error else {})
+        self._end_if_empty()
+
+
+def _cause(name: str, status: int) -> str:
+    try:
+        with open(f"{name}/{ERROR_FILE}") as file:
+            return f"it could not be set up: {file.read(4096)}"
+    except OSError:
+        pass
+    if os.WIFSIGNALED(status):
+        return f"its first process was killed by signal {os.WTERMSIG(status)}"
+    return f"its first process exited with code {os.WEXITSTATUS(status)}"
+
+
+def remove_remains(state: str) -> None:
+    """Takes away what sandboxes of a dead launcher left in the state directory."""
+    fd = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in ("sandboxes", "base", CONTROL_SOCKET):
+        remove_tree(fd, name)
+    os.close(fd)

@@ -1,0 +1,230 @@
+"""The file system of a sandbox: what the launcher prepares once, and what each sandbox then mounts.
+
+`Base` turns the launcher's own mount namespace into a small tree of its own, without a way back to the
+host's: /skel (the lower layer of every sandbox), /ro (the host's system directories, read-only), /dev,
+/proc, /state (the state directory) and /m (where a sandbox's root is put together). A new mount namespace
+copies that tree, which is why it is small.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from sandboxd.backends import syscalls as sys
+
+SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Copied from the host where they are there and everybody may read them.
+ETC = (
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates.conf",
+    "debian_version",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "magic",
+    "mime.types",
+    "os-release",
+    "pki/tls/certs",
+    "profile",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "timezone",
+)
+DIRECTORIES = {
+    "dev": 0o755,
+    "etc": 0o755,
+    "home": 0o755,
+    "mnt": 0o755,
+    "opt": 0o755,
+    "proc": 0o555,
+    "root": 0o700,
+    "run": 0o755,
+    "srv": 0o755,
+    "sys/devices/system/cpu": 0o755,
+    "tmp": 0o1777,
+    "usr": 0o755,
+    "var/lib": 0o755,
+    "var/log": 0o755,
+    "var/tmp": 0o1777,
+}
+UID = 1000
+SYNTHETIC = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n"
+    f"sandbox:x:{UID}:{UID}:sandbox:/workspace:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "etc/group": f"root:x:0:\ntty:x:5:\nsandbox:x:{UID}:\nnogroup:x:65534:\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
+    "etc/hostname": "sandbox\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+}
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+# Covered by an empty file or directory; /proc is read-only besides.
+MASKED = ("kcore", "keys", "kmsg", "sysrq-trigger", "timer_list", "acpi", "scsi", "bus", "irq", "fs")
+SAFE = sys.MS_NOSUID | sys.MS_NODEV
+READ_ONLY = sys.MOUNT_ATTR_RDONLY | sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV
+
+
+class Base:
+    """The launcher's tree; `enter` makes it the root of the calling process."""
+
+    def __init__(self, state: str, read_only_paths: list[str], owner: int) -> None:
+        """`owner` is the sandboxes' user as the launcher sees it."""
+        self._owner = owner
+        self._state = state
+        self._base = os.path.join(state, "base")
+        self._paths = read_only_paths
+        self.binds: list[tuple[str, str]] = []
+        self.masked: list[tuple[str, str]] = []
+
+    def enter(self) -> None:
+        """Needs its own mount and user namespace. Raises OSError."""
+        sys.mount("", "/", flags=sys.MS_REC | sys.MS_PRIVATE)
+        sys.mount("tmpfs", self._base, "tmpfs", SAFE, "mode=755")
+        for name in ("skel", "ro", "dev", "proc", "state", "m", "empty", "old"):
+            os.mkdir(os.path.join(self._base, name), 0o755)
+        self._fill_skeleton()
+        self._bind_system()
+        self._make_devices()
+        # Read-only: where one user is all there is, it owns this directory, which every sandbox sees.
+        empty = os.path.join(self._base, "empty")
+        sys.mount(empty, empty, flags=sys.MS_BIND)
+        sys.harden_mounts(empty, READ_ONLY)
+        for source, name in (("/proc", "proc"), (self._state, "state")):
+            sys.mount(source, os.path.join(self._base, name), flags=sys.MS_BIND | sys.MS_REC)
+        os.chdir(self._base)
+        sys.pivot_root(".", "old")
+        os.chdir("/")
+        sys.unmount("/old")
+        self.masked = [
+            (f"/m/proc/{name}", _cover(f"/proc/{name}")) for name in MASKED if _there(f"/proc/{name}")
+        ]
+
+    def _skeleton(self, path: str) -> str:
+        return os.path.join(self._base, "skel", path.lstrip("/"))
+
+    def _fill_skeleton(self) -> None:
+        for name, mode in DIRECTORIES.items():
+            os.makedirs(self._skeleton(name), exist_ok=True)
+            os.chmod(self._skeleton(name), mode)
+        for name, text in SYNTHETIC.items():
+            _write(self._skeleton(name), text.encode())
+        for name in ETC:
+            _copy(os.path.join("/etc", name), self._skeleton(os.path.join("etc", name)))
+        for name in ("online", "possible", "present"):
+            path = f"/sys/devices/system/cpu/{name}"
+            _copy(path, self._skeleton(path))
+        os.symlink("/proc/mounts", self._skeleton("etc/mtab"))
+
+    def _bind_system(self) -> None:
+        for path in (*SYSTEM_DIRECTORIES, *self._paths):
+            if os.path.islink(path) and path in SYSTEM_DIRECTORIES:
+                os.symlink(os.readlink(path), self._skeleton(path))
+            elif os.path.isdir(path):
+                self._bind(path)
+            elif path in self._paths:
+                raise OSError(errno.ENOTDIR, "a read-only path that is no directory", path)
+
+    def _bind(self, path: str) -> None:
+        source = f"/ro/{len(self.binds)}"
+        os.mkdir(self._base + source)
+        os.makedirs(self._skeleton(path), exist_ok=True)
+        sys.mount(path, self._base + source, flags=sys.MS_BIND | sys.MS_REC)
+        sys.harden_mounts(self._base + source, READ_ONLY)
+        self.binds.append((source, "/m" + path))
+
+    def _make_devices(self) -> None:
+        devices = os.path.join(self._base, "dev")
+        sys.mount("tmpfs", devices, "tmpfs", sys.MS_NOSUID | sys.MS_NOEXEC, "mode=755")
+        for name in DEVICES:
+            _write(os.path.join(devices, name), b"")
+            sys.mount(f"/dev/{name}", os.path.join(devices, name), flags=sys.MS_BIND)
+        for name, target in DEVICE_LINKS.items():
+            os.symlink(target, os.path.join(devices, name))
+        for name in ("pts", "shm"):
+            os.mkdir(os.path.join(devices, name))
+        sys.mount(
+            "", devices, flags=sys.MS_REMOUNT | sys.MS_BIND | sys.MS_RDONLY | sys.MS_NOSUID | sys.MS_NOEXEC
+        )
+
+    def assemble(self, sandbox_id: str, cwd: str, memory_bytes: float | None) -> None:
+        """Makes the sandbox's root and moves the calling process into it.
+
+        Needs a copy of the launcher's mount namespace and new pid, network and ipc namespaces.
+        """
+        home = f"/state/sandboxes/{sandbox_id}"
+        layers = f"lowerdir=/skel,upperdir={home}/upper,workdir={home}/work,userxattr,volatile"
+        os.mkdir(f"{home}/upper", 0o755)
+        os.mkdir(f"{home}/work", 0o755)
+        sys.mount("overlay", "/m", "overlay", SAFE, layers)
+        for source, target in self.binds:
+            sys.mount(source, target, flags=sys.MS_BIND | sys.MS_REC)
+        sys.mount("/dev", "/m/dev", flags=sys.MS_MOVE)
+        # Memory all the same: counted against the sandbox's limit where there is one.
+        size = int(memory_bytes) if memory_bytes else 1 << 30
+        sys.mount("tmpfs", "/m/tmp", "tmpfs", SAFE, f"mode=1777,size={size}")
+        sys.mount("tmpfs", "/m/dev/shm", "tmpfs", SAFE | sys.MS_NOEXEC, f"mode=1777,size={size}")
+        sys.mount(
+            "devpts", "/m/dev/pts", "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, "newinstance,ptmxmode=0666"
+        )
+        self._mount_proc()
+        self._make_workspace("/m" + cwd)
+        os.chdir("/m")
+        sys.pivot_root(".", ".")
+        sys.unmount(".")
+        os.chdir("/")
+
+    def _mount_proc(self) -> None:
+        flags = SAFE | sys.MS_NOEXEC | sys.MS_RDONLY
+        sys.mount("proc", "/m/proc", "proc", flags)
+        for target, cover in self.masked:
+            sys.mount(cover, target, flags=sys.MS_BIND)
+
+    def _make_workspace(self, path: str) -> None:
+        for directory in {"/m/workspace", path}:
+            if not os.path.isdir(directory):
+                os.makedirs(directory, 0o755)
+                os.chown(directory, self._owner, self._owner)
+
+
+def _there(path: str) -> bool:
+    return os.path.lexists(path)
+
+
+def _cover(path: str) -> str:
+    return "/empty" if os.path.isdir(path) else "/m/dev/null"
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def _copy(source: str, target: str) -> None:
+    """A file, link or tree; what is not there or not readable for everybody is left out."""
+    try:
+        mode = os.lstat(source).st_mode
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if stat.S_ISLNK(mode):
+            os.symlink(os.readlink(source), target)
+        elif stat.S_ISDIR(mode) and mode & 0o005 == 0o005:
+            os.makedirs(target, exist_ok=True)
+            for name in os.listdir(source):
+                _copy(os.path.join(source, name), os.path.join(target, name))
+        elif stat.S_ISREG(mode) and mode & 0o004:
+            with open(source, "rb") as file:
+                _write(target, file.read())
+    except (FileNotFoundError, PermissionError):
+        return

@@ -1,0 +1,203 @@
+"""The system calls that nothing inside a sandbox may make, as a filter program for the kernel.
+
+A deny list: what it names either reaches the kernel's parts with the worst record, or is of no use without
+privileges that no sandbox has. Everything else is bounded by the namespaces. Refused calls fail with EPERM
+(clone3 with ENOSYS, so that C libraries fall back to clone, whose flags a filter can read).
+
+Beside the list: clone with any namespace flag; sockets of other families than unix, IPv4, IPv6 and netlink
+(vsock is not bound to a network namespace); the ioctls that type into a terminal; a foreign instruction
+set; and changes of RLIMIT_RTTIME, which marks the processes of a command (see `guest.tree`), except PID 1's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import resource
+
+from sandboxd.backends.syscalls import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+)
+
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# Name: number on x86_64, number on aarch64 (None: it does not exist there).
+DENIED: dict[str, tuple[int, int | None]] = {
+    # Mounts and roots.
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    # Namespaces.
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    # Keys are not bound to a namespace.
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    # The kernel's parts with the worst record.
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    # Files by handle, past every directory's rights.
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    # The machine.
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "create_module": (174, None),
+    "query_module": (178, None),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "syslog": (103, 116),
+    "vhangup": (153, 58),
+    "fanotify_init": (300, 262),
+    "kcmp": (312, 272),
+    "lookup_dcookie": (212, 18),
+    "uselib": (134, None),
+    "ustat": (136, None),
+    "sysfs": (139, None),
+    # Time.
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+}
+CLONE, CLONE3, SOCKET, IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
+PRLIMIT, SETRLIMIT = (302, 261), (160, 164)
+# Flags of clone; 0x80 (time) cannot be given to it.
+NAMESPACES = (
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+)
+FAMILIES = (1, 2, 10, 16)
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+X32 = 0x40000000
+
+LOAD, JUMP_EQ, JUMP_GE, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, ERRNO = 0x7FFF0000, 0x00050000
+# Offsets in seccomp_data; both machines are little-endian.
+NR, ARCH, ARGUMENTS = 0, 4, 16
+
+Instruction = tuple[int, int, int, int]
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("jt", ctypes.c_uint8),
+        ("jf", ctypes.c_uint8),
+        ("k", ctypes.c_uint32),
+    )
+
+
+class Program(ctypes.Structure):
+    """A `sock_fprog`; keeps its instructions alive."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Instruction)))
+
+
+def _low(argument: int) -> int:
+    return ARGUMENTS + 8 * argument
+
+
+def _refuse(number: int) -> Instruction:
+    return (RETURN, 0, 0, ERRNO | number)
+
+
+def _for_call(number: int, body: list[Instruction]) -> list[Instruction]:
+    """`body` for this call; it ends by itself, and other calls jump over it."""
+    return [(JUMP_EQ, 0, len(body), number), *body]
+
+
+def _clone(number: int) -> list[Instruction]:
+    body = [(LOAD, 0, 0, _low(0)), (JUMP_BITS, 0, 1, NAMESPACES), _refuse(errno.EPERM)]
+    return _for_call(number, [*body, (RETURN, 0, 0, ALLOW)])
+
+
+def _socket(number: int) -> list[Instruction]:
+    body: list[Instruction] = [(LOAD, 0, 0, _low(0))]
+    for left, family in zip(range(len(FAMILIES), 0, -1), FAMILIES, strict=True):
+        body.append((JUMP_EQ, left, 0, family))
+    return _for_call(number, [*body, _refuse(errno.EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)])
+
+
+def _ioctl(number: int) -> list[Instruction]:
+    body = [(LOAD, 0, 0, _low(1)), (JUMP_EQ, 1, 0, TIOCSTI), (JUMP_EQ, 0, 1, TIOCLINUX), _refuse(errno.EPERM)]
+    return _for_call(number, [*body, (RETURN, 0, 0, ALLOW)])
+
+
+def _prlimit(number: int) -> list[Instruction]:
+    """Refuses a new RLIMIT_RTTIME (a pointer that is not null) for any process but PID 1."""
+    body = [
+        (LOAD, 0, 0, _low(1)),
+        (JUMP_EQ, 0, 7, resource.RLIMIT_RTTIME),
+        (LOAD, 0, 0, _low(0)),
+        (JUMP_EQ, 5, 0, 1),
+        (LOAD, 0, 0, _low(2)),
+        (JUMP_EQ, 0, 2, 0),
+        (LOAD, 0, 0, _low(2) + 4),
+        (JUMP_EQ, 1, 0, 0),
+        _refuse(errno.EPERM),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    return _for_call(number, body)
+
+
+def _setrlimit(number: int) -> list[Instruction]:
+    body = [(LOAD, 0, 0, _low(0)), (JUMP_EQ, 0, 1, resource.RLIMIT_RTTIME), _refuse(errno.EPERM)]
+    return _for_call(number, [*body, (RETURN, 0, 0, ALLOW)])
+
+
+def instructions(machine: str) -> list[Instruction]:
+    """The filter for one kind of machine. Raises KeyError for others than x86_64 and aarch64."""
+    arch = AUDIT_ARCH[machine]
+    column = list(AUDIT_ARCH).index(machine)
+    code: list[Instruction] = [
+        (LOAD, 0, 0, ARCH),
+        (JUMP_EQ, 1, 0, arch),
+        _refuse(errno.ENOSYS),
+        (LOAD, 0, 0, NR),
+        (JUMP_GE, 0, 1, X32),
+        _refuse(errno.ENOSYS),
+    ]
+    for numbers in DENIED.values():
+        number = numbers[column]
+        if number is not None:
+            code += _for_call(number, [_refuse(errno.EPERM)])
+    code += _for_call(CLONE3[column], [_refuse(errno.ENOSYS)])
+    code += _clone(CLONE[column]) + _socket(SOCKET[column]) + _ioctl(IOCTL[column])
+    code += _prlimit(PRLIMIT[column]) + _setrlimit(SETRLIMIT[column])
+    return [*code, (RETURN, 0, 0, ALLOW)]
+
+
+def program(machine: str) -> Program:
+    """The filter as the kernel takes it; build it once and hand it to each sandbox."""
+    code = instructions(machine)
+    array = (_Instruction * len(code))(*(_Instruction(*line) for line in code))
+    return Program(len(code), array)
