@@ -36,26 +36,30 @@ VERSION = 1
 CONTROL_SOCKET = "launcher.sock"
 GUEST_SOCKET = "guest.sock"
 GUEST_BACKLOG = 512
-CONTROL_LINE_BYTES = 64 << 10
+LINES_BYTES = 64 << 10
 
 Reply = Callable[[dict[str, Any]], None]
 
 
-class Daemon:
-    """One control connection."""
+class Lines:
+    """A socket of lines that never blocks: what the other side does not take yet waits here."""
 
-    def __init__(self, launcher: Launcher, sock: socket.socket) -> None:
-        self._launcher = launcher
+    def __init__(
+        self, loop: Loop, sock: socket.socket, heard: Callable[[bytes], None], ended: Callable[[], None]
+    ) -> None:
+        self._loop = loop
         self._sock = sock
+        self._heard = heard
+        self._ended = ended
         self._received = bytearray()
         self._pending = bytearray()
         sock.setblocking(False)
-        launcher.loop.watch(sock.fileno(), IN, self._ready)
+        loop.watch(sock.fileno(), IN, self._ready)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Queues a message; a daemon that is gone misses it."""
+    def send(self, line: bytes) -> None:
+        """Queues a line; one that is gone misses it."""
         if self._sock.fileno() >= 0:
-            self._pending += json.dumps(message).encode() + b"\n"
+            self._pending += line + b"\n"
             self._flush()
 
     def _ready(self, mask: int) -> None:
@@ -66,25 +70,21 @@ class Daemon:
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(CONTROL_LINE_BYTES)
+            data = self._sock.recv(LINES_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         self._received += data
-        if not data or len(self._received) > 2 * CONTROL_LINE_BYTES:
-            self._launcher.loop.unwatch(self._sock.fileno())
+        if not data:
+            self._loop.unwatch(self._sock.fileno())
             self._sock.close()
-            self._launcher.left(self)
+            self._ended()
             return
         *lines, rest = self._received.split(b"\n")
-        self._received = bytearray(rest)
+        self._received = rest
         for line in lines:
-            message = json.loads(line)
-            self._launcher.asked(message, self._answer(message["n"]))
-
-    def _answer(self, number: int) -> Reply:
-        return lambda reply: self.send({**reply, "n": number})
+            self._heard(bytes(line))
 
     def _flush(self) -> None:
         try:
@@ -92,8 +92,27 @@ class Daemon:
         except BlockingIOError:
             pass
         except OSError:
-            return
-        self._launcher.loop.watch(self._sock.fileno(), IN | OUT if self._pending else IN, self._ready)
+            return  # Its end is reported to `_receive`.
+        self._loop.watch(self._sock.fileno(), IN | OUT if self._pending else IN, self._ready)
+
+
+class Daemon:
+    """One control connection."""
+
+    def __init__(self, launcher: Launcher, sock: socket.socket) -> None:
+        self._launcher = launcher
+        self._lines = Lines(launcher.loop, sock, self._heard, lambda: launcher.left(self))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queues a message; a daemon that is gone misses it."""
+        self._lines.send(json.dumps(message).encode())
+
+    def _heard(self, line: bytes) -> None:
+        message = json.loads(line)
+        self._launcher.asked(message, self._answer(message["n"]))
+
+    def _answer(self, number: int) -> Reply:
+        return lambda reply: self.send({**reply, "n": number})
 
 
 class Sandbox:
@@ -122,8 +141,7 @@ class Launcher:
         self._control = control
         self._confinement = confinement
         self._cgroups = cgroups
-        self._sweeper = sweeper
-        self._swept = bytearray()
+        self._sweeper = Lines(self.loop, sweeper, self._on_swept, self._on_sweeper_gone)
         self._grace = grace
         self._daemons: set[Daemon] = set()
         self._sandboxes: dict[str, Sandbox] = {}
@@ -139,10 +157,8 @@ class Launcher:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._close(lambda _: None))
         self._control.setblocking(False)
-        self._sweeper.setblocking(False)
         self.loop.watch(self._woken, IN, self._on_signal)
         self.loop.watch(self._control.fileno(), IN, self._accept)
-        self.loop.watch(self._sweeper.fileno(), IN, self._on_swept)
         self._wait_for_daemon()
 
     def run(self) -> None:
@@ -262,23 +278,18 @@ class Launcher:
     # -- remains
 
     def _sweep(self, name: str) -> None:
-        self._sweeper.setblocking(True)
-        self._sweeper.sendall(name.encode() + b"\n")
-        self._sweeper.setblocking(False)
+        self._sweeper.send(name.encode())
 
-    def _on_swept(self, _mask: int) -> None:
-        data = self._sweeper.recv(CONTROL_LINE_BYTES)
-        if not data:
-            raise OSError("the sweeper died")
-        self._swept += data
-        *lines, rest = self._swept.split(b"\n")
-        self._swept = bytearray(rest)
-        for line in lines:
-            name, _, error = line.decode().partition(" ")
-            sandbox = self._sandboxes.pop(name)
-            for reply in sandbox.waiting:
-                reply({"error": error} if error else {})
+    def _on_swept(self, line: bytes) -> None:
+        name, _, error = line.decode().partition(" ")
+        sandbox = self._sandboxes.pop(name)
+        for reply in sandbox.waiting:
+            reply({"error": error} if error else {})
         self._end_if_empty()
+
+    def _on_sweeper_gone(self) -> None:
+        """Without it nothing can be removed: the keeper does it for all when this process ends."""
+        raise OSError("the sweeper died")
 
 
 def _cause(name: str, status: int) -> str:
