@@ -11,8 +11,8 @@ from pathlib import Path
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_MARK = "sandboxd"
 CONTAINER_LABEL = "sandboxd.instance"
-# What a stopped daemon may leave in its state directory: its lock and its log.
-KEPT_FILES = frozenset({"daemon.lock", "daemon.log"})
+# What a stopped daemon may leave in its state directory: locks and logs.
+KEPT_FILES = frozenset({"daemon.lock", "daemon.log", "launcher.lock", "launcher.log"})
 
 
 @dataclass(frozen=True, slots=True)
