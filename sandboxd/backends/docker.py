@@ -18,7 +18,7 @@ from typing import Any
 
 import docker.errors
 import docker.types
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 import sandboxd.guest
 from sandboxd.backends.base import Connection
@@ -45,13 +45,15 @@ GUEST = (
 # A shell as first process reaps orphans while it waits for its own child.
 IDLE = "echo ready; exec >/dev/null 2>&1 </dev/null; while :; do sleep 86400; done"
 LOG_BYTES = 4096
+# The guest's socket breaks a little before the Engine knows that its container ended.
+CAUSE_SECONDS = 5.0
 # What the Engine says while the kernel still holds on to a dying container's mounts.
 BUSY = re.compile(r"device or resource busy|unable to remove filesystem|driver .* failed to remove", re.IGNORECASE)
 GOING = re.compile(r"removal of container .* is already in progress", re.IGNORECASE)
 # The Engine refuses these for what the template says; no repetition mends it.
 FATAL = re.compile(
-    r"unknown runtime|unknown or invalid runtime|invalid reference|no such file or directory"
-    r"|executable file not found|minimum memory limit|cpus? .*available|invalid",
+    r"unknown (or invalid )?runtime|executable file not found|minimum memory limit|cpus? .*available"
+    r"|invalid (reference|runtime|container name|mount)",
     re.IGNORECASE,
 )
 
@@ -125,7 +127,8 @@ class DockerBackend:
                 await self.destroy(sandbox_id)
                 raise
         if image.has_python:
-            return GuestConnection(sandbox_id, self._directory(sandbox_id) / SOCKET, template)
+            path = self._directory(sandbox_id) / SOCKET
+            return _ContainerGuest(self._engine, self._name(sandbox_id), sandbox_id, path, template)
         return ExecConnection(self._engine, self._name(sandbox_id), sandbox_id, template)
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -134,7 +137,7 @@ class DockerBackend:
         retrying = AsyncRetrying(
             retry=retry_if_exception(_is_busy),
             stop=stop_after_attempt(6),
-            wait=wait_exponential_jitter(initial=0.1, max=2.0),
+            wait=wait_random_exponential(multiplier=0.2, max=2.0),
             reraise=True,
         )
         try:
@@ -168,6 +171,23 @@ class DockerBackend:
 
     def _labels(self, sandbox_id: str) -> dict[str, str]:
         return {LABEL: self._instance, SANDBOX_LABEL: sandbox_id}
+
+
+class _ContainerGuest(GuestConnection):
+    """A guest whose end the Engine can explain."""
+
+    def __init__(self, engine: Engine, container: str, sandbox_id: str, path: Path, template: Template) -> None:
+        super().__init__(sandbox_id, path, template)
+        self._engine = engine
+        self._container = container
+
+    async def wait_lost(self) -> str:
+        """See `base.Connection.wait_lost`; the cause is the Engine's where it knows one."""
+        why = await super().wait_lost()
+        with contextlib.suppress(BackendUnavailable, TimeoutError):
+            async with asyncio.timeout(CAUSE_SECONDS):
+                return await self._engine.wait_ended(self._container)
+        return why
 
 
 class _Start:

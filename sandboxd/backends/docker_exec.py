@@ -19,7 +19,7 @@ from urllib.parse import quote
 import docker.errors
 
 from sandboxd.backends.engine import Engine, EngineRefused, EngineStream
-from sandboxd.errors import FileFailed, FileNotFound, InvalidRequest, SandboxLost
+from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, InvalidRequest, SandboxLost
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
 
 STDOUT, STDERR = 1, 2
@@ -72,7 +72,7 @@ class ExecConnection:
 
     async def ping(self) -> None:
         """Returns when the Engine says that the container runs."""
-        if (state := await self._state()) is not None:
+        if (state := await self._engine.ended(self._container)) is not None:
             raise SandboxLost(f"sandbox {self._sandbox_id} is gone: {state}")
 
     async def write_file(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
@@ -122,14 +122,10 @@ class ExecConnection:
 
     async def wait_lost(self) -> str:
         """Returns when the Engine reports the container's end."""
-        target = f"/containers/{self._container}/wait?condition=not-running"
         try:
-            async with self._engine.lines("POST", target) as answers:
-                async for answer in answers:
-                    return f"its first process ended with status {answer.get('StatusCode')}"
-        except EngineRefused as error:
-            return str(error)
-        return "the Docker Engine went away"
+            return await self._engine.wait_ended(self._container)
+        except BackendUnavailable as error:
+            return error.message
 
     async def close(self) -> None:
         """Nothing is held between commands."""
@@ -147,7 +143,7 @@ class ExecConnection:
             )
             stream = await self._engine.stream(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
         except (docker.errors.APIError, EngineRefused) as error:
-            state = await self._state() or str(error)
+            state = await self._engine.ended(self._container) or str(error)
             raise SandboxLost(f"sandbox {self._sandbox_id} is gone: {state}") from error
         return Execution(self._engine, self._container, created["Id"], stream)
 
@@ -160,18 +156,6 @@ class ExecConnection:
         """Kills the whole container: the way out when a command cannot be ended alone."""
         with contextlib.suppress(docker.errors.APIError):
             await self._engine.call(lambda api: api.kill(self._container))
-
-    async def _state(self) -> str | None:
-        """None while the container runs, else what became of it."""
-        try:
-            found = await self._engine.call(lambda api: api.inspect_container(self._container))
-        except docker.errors.NotFound:
-            return "its container does not exist"
-        state = found["State"]
-        if state["Running"]:
-            return None
-        memory = " after it ran out of memory" if state.get("OOMKilled") else ""
-        return f"its first process ended with status {state['ExitCode']}{memory}"
 
     async def ran_out_of_memory(self) -> bool:
         """True when the kernel killed for this container's limit. Raises SandboxLost when it is gone."""
@@ -211,10 +195,11 @@ class Execution:
 
     async def finish(self) -> bytes:
         """Ends its input and returns all it printed; for programs that print little."""
-        self.end_input()
-        pieces = [piece async for _, piece in self._stream.frames()]
-        self.close()
-        return b"".join(pieces)
+        try:
+            self.end_input()
+            return b"".join([piece async for _, piece in self._stream.frames()])
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Drops the connection; the Engine then ends the program's input."""
@@ -252,6 +237,7 @@ class _Run:
         self._command = command
         self._mark = secrets.token_hex(8)
         self._killed_for: ExitReason | None = None
+        self._kill: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._offsets = {STDOUT: 0, STDERR: 0}
         self._over = False
@@ -281,6 +267,8 @@ class _Run:
             for event in self._cut(kind, piece):
                 yield event
         code = await self._execution.exit_code()
+        if self._kill is not None:
+            await self._kill  # The stream may end before the last process that holds none of it.
         self._over = True
         yield await self._exited(code) if started else await self._not_started(refusal)
 
@@ -316,10 +304,15 @@ class _Run:
     def _end_for(self, reason: ExitReason) -> None:
         if self._killed_for is None and not self._over:
             self._killed_for = reason
-            self._tasks.append(asyncio.create_task(self._kill_all()))
+            self._kill = asyncio.create_task(self._kill_tree())
+            self._tasks += (self._kill, asyncio.create_task(self._escalate(self._kill)))
 
-    async def _kill_all(self) -> None:
-        await self._connection.kill(self._mark)
+    async def _kill_tree(self) -> None:
+        with contextlib.suppress(SandboxLost):
+            await self._connection.kill(self._mark)
+
+    async def _escalate(self, kill: asyncio.Task[None]) -> None:
+        await asyncio.wait([kill])
         # What escaped holds the stream open; then only the sandbox's end is sure.
         await asyncio.sleep(KILL_PATIENCE_SECONDS)
         await self._connection.kill_sandbox()
@@ -341,8 +334,7 @@ class _Run:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             if not self._over:
-                with contextlib.suppress(SandboxLost):
-                    await self._connection.kill(self._mark)
+                await self._kill_tree()
         finally:
             self._execution.close()
 

@@ -137,6 +137,28 @@ class Engine:
                     " (sudo systemctl start docker), or name another socket by DOCKER_HOST"
                 ) from error
 
+    async def ended(self, container: str) -> str | None:
+        """None while the container runs, else what became of it, in words."""
+        try:
+            found = await self.call(lambda api: api.inspect_container(container))
+        except docker.errors.NotFound:
+            return "its container does not exist"
+        state = found["State"]
+        if state["Running"]:
+            return None
+        memory = " after it ran out of memory" if state.get("OOMKilled") else ""
+        return f"its first process ended with status {state['ExitCode']}{memory}"
+
+    async def wait_ended(self, container: str) -> str:
+        """Returns, when the container has ended, what became of it."""
+        try:
+            async with self.lines("POST", f"/containers/{container}/wait?condition=not-running") as answers:
+                async for _ in answers:
+                    break
+        except EngineRefused as error:
+            return str(error)
+        return await self.ended(container) or "the Docker Engine lost sight of it"
+
     async def stream(self, target: str, body: dict[str, Any] | None = None) -> EngineStream:
         """POSTs to `target` and takes the connection over for raw bytes both ways.
 

@@ -10,7 +10,7 @@ They outlive the daemon. When no daemon has been connected for the grace, the la
 and itself. When the launcher dies, the kernel kills the guests, and the keeper removes their remains.
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
-    {"do": "hello"}                          → {"version", "pid", "enforced", "sandboxes"}
+    {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "sandboxes"}
     {"do": "create", "id", "cwd", "limits", "host_network"} → {} once its socket takes connections
     {"do": "destroy", "id"}                  → {} once nothing is left of it
     {"do": "close"}                          → {} once nothing is left at all, then the launcher ends
@@ -188,7 +188,8 @@ class Launcher:
         if what == "hello":
             enforced = sorted(self._cgroups.enforced)
             ids = [name for name, sandbox in self._sandboxes.items() if not sandbox.dead]
-            reply({"version": VERSION, "pid": os.getpid(), "enforced": enforced, "sandboxes": ids})
+            pids = {"pid": os.getpid(), "keeper": os.getppid()}
+            reply({"version": VERSION, **pids, "enforced": enforced, "sandboxes": ids})
         elif what == "create":
             self._create(message, reply)
         elif what == "destroy":

@@ -7,6 +7,7 @@ used: the start is a plain fork and exec, after which this process never forks a
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +29,7 @@ START_SECONDS = 20.0
 UID_BASE = 1_879_048_192
 CONTROL_LINE_BYTES = 4 << 20
 VERSION = 1
+LOCK_FILE, LOG_FILE = "launcher.lock", "launcher.log"
 # Stands for the packages, whose __init__ would load what a launcher must not carry, gRPC above all.
 BOOTSTRAP = """
 import sys, types
@@ -123,6 +125,7 @@ class NamespaceBackend:
         self._link: Link | None = None
         self._linking = asyncio.Lock()
         self._enforced: frozenset[str] = frozenset()
+        self._keeper_end: asyncio.Future[None] | None = None
         self.launcher_pid: int | None = None
 
     async def open(self) -> None:
@@ -138,31 +141,56 @@ class NamespaceBackend:
         async with self._linking:
             link, self._link = self._link, None
             if link is None:
+                self._remove_state()
                 return
             try:
                 await link.ask("close")
-                # Its end of the connection closes when it has gone.
-                await asyncio.wait([link.task], timeout=START_SECONDS)
             except BackendUnavailable:
                 pass  # It died; its keeper removes what was left.
             finally:
                 await link.close()
-            await self._wait_for_keeper()
+            await self._keeper_ended()
+            self._remove_state()
 
-    async def _wait_for_keeper(self) -> None:
-        """Returns when the keeper has let go of its lock, which it does when nothing is left."""
-        code = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)"
-        arguments = (self._options.python, "-I", "-S", "-c", code, str(self._state / "launcher.lock"))
-        process = await asyncio.create_subprocess_exec(*arguments, stderr=subprocess.DEVNULL)
+    def _watch_keeper(self, pid: int) -> None:
+        """Lets the keeper's end resolve a future; it ends when nothing is left of the launcher."""
+        loop = asyncio.get_running_loop()
+        end = self._keeper_end = loop.create_future()
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            end.set_result(None)
+            return
+
+        def ended() -> None:
+            loop.remove_reader(fd)
+            os.close(fd)
+            if not end.done():
+                end.set_result(None)
+
+        loop.add_reader(fd, ended)
+
+    async def _keeper_ended(self) -> None:
+        if self._keeper_end is None:
+            return
         try:
             async with asyncio.timeout(START_SECONDS):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+                await asyncio.shield(self._keeper_end)
+        except TimeoutError as error:
             raise BackendUnavailable(
-                f"the keeper of {self._state} did not end; its log is {self._state / 'launcher.log'}"
-            ) from None
+                f"the keeper of {self._state} did not end; its log is {self._state / LOG_FILE}"
+            ) from error
+
+    def _remove_state(self) -> None:
+        """Takes the directory away unless a launcher that is not ours uses it."""
+        try:
+            with (self._state / LOCK_FILE).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for name in (LOG_FILE, LOCK_FILE):
+                    (self._state / name).unlink(missing_ok=True)
+            self._state.rmdir()
+        except OSError:
+            return
 
     def capabilities(self) -> Capabilities:
         notes = []
@@ -221,8 +249,12 @@ class NamespaceBackend:
     async def destroy(self, sandbox_id: str) -> None:
         """See `base.Backend.destroy`. Raises BackendUnavailable when something stays behind."""
         link = self._link
-        if link is None or link.broken:
-            return  # What the launcher made died with it, and its keeper removes the rest.
+        if link is None:
+            return
+        if link.broken:
+            # What the launcher made died with it, and its keeper removes the rest.
+            await self._keeper_ended()
+            return
         answer = await link.ask("destroy", id=sandbox_id)
         lost = link.lost.pop(sandbox_id, None)
         if lost is not None and not lost.done():
@@ -254,6 +286,7 @@ class NamespaceBackend:
                 raise BackendUnavailable(f"the launcher in {self._state} does not answer")
             hello = await link.ask("hello")
             self._link = link
+            self._watch_keeper(hello["keeper"])
             self._enforced = frozenset(hello["enforced"])
             self.launcher_pid = hello["pid"]
             return link
