@@ -142,15 +142,10 @@ class FakeConnection:
         process = HostProcess(command, self._template.env, self._directory(command.cwd))
         self._processes.add(process)
         try:
-            yield self._events(process)
+            async with process.running() as events:
+                yield _Checked(events, self._check)
         finally:
-            process.kill_tree()
             self._processes.discard(process)
-
-    async def _events(self, process: HostProcess) -> AsyncIterator[Event]:
-        async for event in process.events():
-            self._check()
-            yield event
 
     async def ping(self) -> None:
         self._check()
@@ -207,6 +202,21 @@ class FakeConnection:
         """Paths below the template's working directory and relative ones live in the temporary directory."""
         absolute = Path(os.fsdecode(self._template.cwd)) / os.fsdecode(path)
         return self._home / absolute.relative_to("/")
+
+
+class _Checked:
+    """Events as long as the sandbox lives."""
+
+    def __init__(self, events: AsyncIterator[Event], check: Callable[[], None]) -> None:
+        self._events, self._check = events, check
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await anext(self._events)
+        self._check()
+        return event
 
 
 @contextlib.contextmanager

@@ -7,15 +7,20 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import IO
 
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout
 
 PIECE_BYTES = 64 * 1024
 # Events that wait for their reader; past them the command waits, too.
 EVENTS_AHEAD = 16
+# Of what such a child goes on to print, no more than this is read: pipe and buffer hold less.
+LATE_BYTES = 256 * 1024
 # A background child that keeps the output open delays the end by no more than this.
 OUTPUT_GRACE_SECONDS = 0.2
 # Every process of a command inherits this variable: how a kill finds those that left its group.
@@ -23,8 +28,63 @@ MARK = b"SANDBOXD_FAKE_COMMAND"
 SEARCH_PATH = b"/usr/local/bin:/usr/bin:/bin"
 
 
+@contextlib.asynccontextmanager
+async def _reading(pipe: IO[bytes] | None) -> AsyncIterator[asyncio.StreamReader]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        yield reader
+    finally:
+        # A background child may hold the other end open for long.
+        transport.close()
+
+
+async def _end_of(pid: int) -> None:
+    """Returns when the process has ended; asyncio's own wait would also wait for its pipes."""
+    loop = asyncio.get_running_loop()
+    fd = os.pidfd_open(pid)
+    ended = asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
+class _Events:
+    """What the command's task puts into the queue, until `Exited`; its failure is raised here."""
+
+    def __init__(self, queue: asyncio.Queue[Event], task: asyncio.Task[None]) -> None:
+        self._queue, self._task, self._over = queue, task, False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._over:
+            raise StopAsyncIteration
+        if self._queue.empty() and not self._task.done():
+            taken = asyncio.ensure_future(self._queue.get())
+            try:
+                await asyncio.wait({taken, self._task}, return_when=asyncio.FIRST_COMPLETED)
+                event = await taken if taken.done() else self._next_at_end()
+            finally:
+                taken.cancel()
+        else:
+            event = self._next_at_end()
+        self._over = isinstance(event, Exited)
+        return event
+
+    def _next_at_end(self) -> Event:
+        if self._queue.empty():
+            self._task.result()
+        return self._queue.get_nowait()
+
+
 class HostProcess:
-    """A command on its way; `events` starts it, `kill_tree` ends it and all that it started."""
+    """A command on its way; `running` starts it, `kill_tree` ends it and all that it started."""
 
     def __init__(self, command: Command, env: dict[bytes, bytes], cwd: Path) -> None:
         self._command = command
@@ -34,81 +94,88 @@ class HostProcess:
         self._env = {b"PATH": SEARCH_PATH, b"HOME": os.fsencode(cwd), **env, **command.env, **mark}
         self._killed_for: ExitReason | None = None
         self._output_bytes = 0
+        self._ended = False
+        self._waits: set[asyncio.Timeout] = set()
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Runs the command and yields its events, `Exited` last."""
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[AsyncIterator[Event]]:
+        """Runs the command for as long as the block lasts; the events end with `Exited`."""
+        queue: asyncio.Queue[Event] = asyncio.Queue(EVENTS_AHEAD)
+        task = asyncio.create_task(self._run(queue))
+        try:
+            yield _Events(queue, task)
+        finally:
+            self.kill_tree()
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self, queue: asyncio.Queue[Event]) -> None:
         begin = time.monotonic()
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command.argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+            process = self._start()
+        except OSError as error:
+            code = 127 if isinstance(error, FileNotFoundError | NotADirectoryError) else 126
+            name = os.fsdecode(self._command.argv[0])
+            await queue.put(
+                Exited(ExitReason.NOT_STARTED, exit_code=code, detail=f"{name}: {error.strerror}")
+            )
+            return
+        try:
+            await queue.put(Started())
+            await self._communicate(process, queue)
+        finally:
+            self._kill_first(process)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime
+        await queue.put(self._exited(process.returncode, time.monotonic() - begin, spent))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # A file for standard input: nobody has to feed it while output is read.
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(self._command.stdin)
+            stdin.seek(0)
+            return subprocess.Popen(
+                self._command.argv,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 cwd=self._cwd,
                 env=self._env,
                 start_new_session=True,
             )
-        except OSError as error:
-            code = 127 if isinstance(error, FileNotFoundError | NotADirectoryError) else 126
-            name = os.fsdecode(self._command.argv[0])
-            yield Exited(ExitReason.NOT_STARTED, exit_code=code, detail=f"{name}: {error.strerror}")
-            return
-        yield Started()
-        async for event in self._output(process):
-            yield event
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent = after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime
-        yield self._exited(process.returncode or 0, time.monotonic() - begin, spent)
 
-    async def _output(self, process: asyncio.subprocess.Process) -> AsyncIterator[Event]:
-        queue: asyncio.Queue[Event | None] = asyncio.Queue(EVENTS_AHEAD)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._run(process, queue))
-            try:
-                while (event := await queue.get()) is not None:
-                    yield event
-            except BaseException:
-                self.kill_tree()
-                raise
+    @staticmethod
+    def _kill_first(process: subprocess.Popen[bytes]) -> None:
+        """Ends the command's first process if it lives, and reaps it."""
+        process.kill()
+        process.wait()
 
-    async def _run(self, process: asyncio.subprocess.Process, queue: asyncio.Queue[Event | None]) -> None:
-        if not (process.stdin and process.stdout and process.stderr):
-            raise AssertionError("the process was started with pipes")
-        readers = [
-            asyncio.create_task(self._read(process.stdout, Stdout, queue)),
-            asyncio.create_task(self._read(process.stderr, Stderr, queue)),
-        ]
-        feeder = asyncio.create_task(self._feed(process.stdin))
-        try:
-            try:
-                async with asyncio.timeout(self._command.timeout):
-                    await process.wait()
-            except TimeoutError:
-                self._killed_for = self._killed_for or ExitReason.TIMED_OUT
-                self.kill_tree()
-                await process.wait()
-            _, late = await asyncio.wait(readers, timeout=OUTPUT_GRACE_SECONDS)
-            for reader in late:
-                reader.cancel()
-        finally:
-            for task in (*readers, feeder):
-                task.cancel()
-        await queue.put(None)
-
-    async def _feed(self, stdin: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            stdin.write(self._command.stdin)
-            await stdin.drain()
-            stdin.close()
-            await stdin.wait_closed()
+    async def _communicate(self, process: subprocess.Popen[bytes], queue: asyncio.Queue[Event]) -> None:
+        async with _reading(process.stdout) as stdout, _reading(process.stderr) as stderr:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(stdout, Stdout, queue))
+                tasks.create_task(self._read(stderr, Stderr, queue))
+                try:
+                    async with asyncio.timeout(self._command.timeout):
+                        await _end_of(process.pid)
+                except TimeoutError:
+                    self._killed_for = self._killed_for or ExitReason.TIMED_OUT
+                    self.kill_tree()
+                    await _end_of(process.pid)
+                process.wait()
+                self._ended = True
+                for wait in self._waits:
+                    wait.reschedule(asyncio.get_running_loop().time() + OUTPUT_GRACE_SECONDS)
 
     async def _read(
-        self, stream: asyncio.StreamReader, kind: type[Stdout | Stderr], queue: asyncio.Queue[Event | None]
+        self, stream: asyncio.StreamReader, kind: type[Stdout | Stderr], queue: asyncio.Queue[Event]
     ) -> None:
         offset = 0
         limit = self._command.output_limit
-        while data := await stream.read(PIECE_BYTES):
+        late = LATE_BYTES
+        while late > 0 and (data := await self._piece(stream)):
+            late -= len(data) if self._ended else 0
             kept = data if limit is None else data[: max(0, limit - self._output_bytes)]
             self._output_bytes += len(data)
             if kept:
@@ -117,6 +184,17 @@ class HostProcess:
             if len(kept) < len(data) and self._killed_for is None:
                 self._killed_for = ExitReason.OUTPUT_LIMIT_EXCEEDED
                 self.kill_tree()
+
+    async def _piece(self, stream: asyncio.StreamReader) -> bytes:
+        """The next output, or nothing when it has ended or none comes within the grace after the end."""
+        try:
+            async with asyncio.timeout(OUTPUT_GRACE_SECONDS if self._ended else None) as wait:
+                self._waits.add(wait)
+                return await stream.read(PIECE_BYTES)
+        except TimeoutError:
+            return b""
+        finally:
+            self._waits.discard(wait)
 
     def _exited(self, returncode: int, wall: float, cpu: float) -> Exited:
         if self._killed_for is not None:

@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import socket
-import sys
 
 from sandboxd.guest import wire
 from sandboxd.guest.commands import CommandTable, Spawner
@@ -112,32 +111,3 @@ def lock_down() -> None:
     for option, value in ((PR_SET_NO_NEW_PRIVS, 1), (PR_SET_DUMPABLE, 0)):
         if libc.prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), f"prctl({option})")
-
-
-def _open_first(paths: list[str], flags: int) -> int:
-    for path in paths:
-        try:
-            return os.open(path, flags | os.O_CLOEXEC)
-        except OSError:
-            continue
-    return -1
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Serves the socket at the path that is the only argument: the way to run a guest in a container.
-
-    The socket is bound under another name and renamed, so that it takes connections once it is seen.
-    """
-    (path,) = sys.argv[1:] if arguments is None else arguments
-    oom = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]
-    oom_fd = _open_first(oom, os.O_RDONLY)
-    oom_score_fd = _open_first(["/proc/self/oom_score_adj"], os.O_WRONLY)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    os.chdir(os.path.dirname(path) or ".")
-    partial = "." + os.path.basename(path)
-    listener.bind(partial)
-    listener.listen(BACKLOG)
-    os.rename(partial, os.path.basename(path))
-    os.chdir("/")
-    lock_down()
-    Guest(listener, oom_fd=oom_fd, oom_score_fd=oom_score_fd).serve()

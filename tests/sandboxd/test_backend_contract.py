@@ -1,0 +1,331 @@
+"""What every backend owes the pool, checked on each: fake, namespace, docker, and docker without Python."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sandboxd.backends.base import Backend, Connection
+from sandboxd.errors import FileFailed, FileNotFound, SandboxLost
+from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
+
+pytestmark = pytest.mark.anyio
+# More than the grace for a background child, less than such a child sleeps.
+SOON = 4.0
+
+
+@dataclass
+class Case:
+    """A backend under test, open, with the template that its sandboxes are made from."""
+
+    backend: Backend
+    template: Template
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self) -> AsyncIterator[Connection]:
+        name = f"t{uuid.uuid4().hex[:12]}"
+        connection = await self.backend.create(name, self.template)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+            await self.backend.destroy(name)
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        "namespace",
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("docker-exec", marks=pytest.mark.docker),
+    ]
+)
+def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    """Imports only the backend that is asked for."""
+    if request.param == "fake":
+        from sandboxd.backends.fake import FakeBackend
+
+        return Case(FakeBackend(), Template("t"))
+    if request.param == "namespace":
+        from sandboxd.backends.namespace import NamespaceBackend
+
+        return Case(NamespaceBackend(tmp_path / "state"), Template("t"))
+    fixture = "docker_python_image" if request.param == "docker" else "docker_busybox_image"
+    image = request.getfixturevalue(fixture)
+    from sandboxd.backends.docker import DockerBackend
+
+    return Case(DockerBackend(tmp_path / "state"), Template("t", image=image))
+
+
+@pytest.fixture
+async def case(unopened: Case, tmp_path: Path) -> AsyncIterator[Case]:
+    await unopened.backend.open()
+    try:
+        yield unopened
+    finally:
+        await unopened.backend.close()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.fixture
+async def box(case: Case) -> AsyncIterator[Connection]:
+    async with case.sandbox() as connection:
+        yield connection
+
+
+@dataclass
+class Outcome:
+    """A command's events, joined."""
+
+    events: list[Event] = field(default_factory=list)
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+    @property
+    def exited(self) -> Exited:
+        last = self.events[-1]
+        assert isinstance(last, Exited)
+        return last
+
+    @property
+    def code(self) -> int:
+        assert self.exited.reason is ExitReason.EXITED
+        return self.exited.exit_code
+
+
+async def execute(box: Connection, command: Command) -> Outcome:
+    """Runs the command to its end and checks what holds for every stream of events."""
+    outcome = Outcome()
+    async with box.exec(command) as events:
+        async for event in events:
+            outcome.events.append(event)
+            if isinstance(event, Stdout):
+                assert event.offset == len(outcome.stdout)
+                outcome.stdout += event.data
+            elif isinstance(event, Stderr):
+                assert event.offset == len(outcome.stderr)
+                outcome.stderr += event.data
+    assert sum(isinstance(event, Exited) for event in outcome.events) == 1
+    if outcome.exited.reason is not ExitReason.NOT_STARTED:
+        assert isinstance(outcome.events[0], Started)
+        assert sum(isinstance(event, Started) for event in outcome.events) == 1
+    return outcome
+
+
+async def shell(box: Connection, script: str, **options: object) -> Outcome:
+    return await execute(box, Command(argv=(b"sh", b"-c", script.encode()), **options))  # type: ignore[arg-type]
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for piece in data:
+        yield piece
+
+
+async def read(box: Connection, path: bytes, **options: int) -> bytes:
+    return b"".join([piece async for piece in box.read_file(path, **options)])
+
+
+async def test_output_is_the_bytes_that_were_written(box: Connection) -> None:
+    script = r"printf 'a\n\n\000\377\376 no newline'; printf 'other' >&2; exit 7"
+    outcome = await shell(box, script)
+    assert outcome.stdout == b"a\n\n\0\xff\xfe no newline"
+    assert outcome.stderr == b"other"
+    assert outcome.code == 7
+    assert outcome.exited.wall > 0
+
+
+async def test_a_command_that_kills_itself_was_signaled(box: Connection) -> None:
+    outcome = await shell(box, "kill -TERM $$")
+    assert (outcome.exited.reason, outcome.exited.signal) == (ExitReason.SIGNALED, 15)
+
+
+async def test_standard_input_ends(box: Connection) -> None:
+    assert (await execute(box, Command(argv=(b"cat",)))).stdout == b""
+    data = bytes(range(256)) * 2000
+    outcome = await execute(box, Command(argv=(b"cat",), stdin=data))
+    assert outcome.stdout == data
+    # Nobody reads it: that is no error, and nothing waits for it.
+    assert (await execute(box, Command(argv=(b"true",), stdin=data))).code == 0
+
+
+async def test_environment_and_directory(case: Case, box: Connection) -> None:
+    assert "PYTEST_CURRENT_TEST" in os.environ
+    lines = (await execute(box, Command(argv=(b"env",), env={b"MINE": b"1\xff"}))).stdout.split(b"\n")
+    assert b"MINE=1\xff" in lines
+    assert not any(line.startswith(b"PYTEST") for line in lines)
+    # A relative directory starts at the template's.
+    assert (await shell(box, "mkdir -p sub/dir && echo x > sub/dir/file")).code == 0
+    assert (await execute(box, Command(argv=(b"cat", b"file"), cwd=b"sub/dir"))).stdout == b"x\n"
+
+
+async def test_what_cannot_be_started_is_said(box: Connection) -> None:
+    missing = (await execute(box, Command(argv=(b"no-such-program",)))).exited
+    assert (missing.reason, missing.exit_code) == (ExitReason.NOT_STARTED, 127)
+    assert "no-such-program" in missing.detail
+    await box.write_file(b"plain", pieces(b"text"), 0o644)
+    refused = (await execute(box, Command(argv=(b"./plain",)))).exited
+    assert (refused.reason, refused.exit_code) == (ExitReason.NOT_STARTED, 126)
+
+
+async def _processes_with(box: Connection, marker: str) -> list[bytes]:
+    """Command lines inside the sandbox that hold the marker; the looking shell's own does not."""
+    script = 'for f in /proc/[0-9]*/cmdline; do tr "\\000" " " < $f 2>/dev/null; echo; done'
+    return [line for line in (await shell(box, script)).stdout.splitlines() if marker.encode() in line]
+
+
+async def test_a_timeout_kills_the_whole_tree(box: Connection) -> None:
+    marker = f"9{uuid.uuid4().int % 10**12:012d}"
+    script = (
+        f"echo begun; sleep {marker} & setsid sleep {marker} & (setsid sh -c 'sleep {marker} & ' &) ; wait"
+    )
+    begin = time.monotonic()
+    outcome = await shell(box, script, timeout=0.7)
+    assert 0.7 <= time.monotonic() - begin < 0.7 + SOON
+    assert outcome.exited.reason is ExitReason.TIMED_OUT
+    assert outcome.stdout == b"begun\n"
+    assert await _processes_with(box, marker) == []
+    assert (await shell(box, "echo usable")).stdout == b"usable\n"
+
+
+async def test_leaving_a_command_kills_its_tree(box: Connection) -> None:
+    marker = f"8{uuid.uuid4().int % 10**12:012d}"
+    script = f"setsid sleep {marker} & echo begun; wait"
+    async with box.exec(Command(argv=(b"sh", b"-c", script.encode()))) as events:
+        async for event in events:
+            if isinstance(event, Stdout):
+                break
+    async with asyncio.timeout(SOON):
+        while await _processes_with(box, marker):
+            continue  # Each look is a command of its own: the sandbox sets the pace.
+
+
+async def test_output_over_the_limit_ends_the_command(box: Connection) -> None:
+    outcome = await execute(box, Command(argv=(b"yes",), output_limit=100_000))
+    assert outcome.exited.reason is ExitReason.OUTPUT_LIMIT_EXCEEDED
+    assert outcome.stdout == (b"y\n" * 50_000)
+    exact = await shell(box, "head -c 1000 /dev/zero", output_limit=1000)
+    assert (exact.code, len(exact.stdout)) == (0, 1000)
+
+
+async def test_large_output_is_whole(box: Connection) -> None:
+    data = os.urandom(1 << 20)
+    await box.write_file(b"noise", pieces(data), 0o644)
+    outcome = await shell(box, "for i in 1 2 3 4 5 6 7 8; do cat noise; done")
+    assert outcome.code == 0
+    assert hashlib.sha256(outcome.stdout).digest() == hashlib.sha256(data * 8).digest()
+
+
+async def test_a_reader_that_stalls_delays_only_its_own_command(box: Connection) -> None:
+    async with box.exec(Command(argv=(b"yes",))) as events:
+        assert isinstance(await anext(aiter(events)), Started)
+        async with asyncio.timeout(30):
+            for n in range(5):
+                assert (await shell(box, f"echo {n}")).stdout == f"{n}\n".encode()
+
+
+async def test_a_background_child_does_not_hold_up_the_end(box: Connection) -> None:
+    begin = time.monotonic()
+    outcome = await shell(box, "sleep 30 & echo done")
+    assert outcome.stdout == b"done\n"
+    assert outcome.code == 0
+    assert time.monotonic() - begin < SOON
+
+
+async def test_the_end_comes_after_the_last_byte(box: Connection) -> None:
+    for n in range(30):
+        outcome = await shell(box, f"printf 'out {n}'; printf 'err {n}' >&2")
+        assert (outcome.stdout, outcome.stderr) == (f"out {n}".encode(), f"err {n}".encode())
+
+
+async def test_many_commands_at_once(box: Connection) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(shell(box, f"sleep 0.1; echo {n}")) for n in range(20)]
+    assert [task.result().stdout for task in running] == [f"{n}\n".encode() for n in range(20)]
+
+
+async def test_files_come_back_as_they_were_written(box: Connection) -> None:
+    data = os.urandom(3_000_001)
+    assert await box.write_file(b"a/b/c", pieces(data[:5], b"", data[5:]), 0o640) == len(data)
+    assert await read(box, b"a/b/c") == data
+    assert await read(box, b"a/b/c", offset=2_999_990) == data[-11:]
+    assert await read(box, b"a/b/c", offset=10, limit=20) == data[10:30]
+    assert await read(box, b"a/b/c", limit=0) == b""
+    assert (await shell(box, "stat -c %a a/b/c")).stdout == b"640\n"
+    assert await box.write_file(b"a/b/c", pieces(b"short"), 0o755) == 5
+    assert await read(box, b"a/b/c") == b"short"
+    assert await box.write_file(b"empty", pieces(), 0o644) == 0
+    assert await read(box, b"empty") == b""
+
+
+async def test_files_that_cannot_be(box: Connection) -> None:
+    with pytest.raises(FileNotFound, match="missing"):
+        await read(box, b"missing")
+    assert (await shell(box, "mkdir directory; echo x > plain")).code == 0
+    with pytest.raises(FileFailed):
+        await read(box, b"directory")
+    with pytest.raises(FileFailed):
+        await box.write_file(b"directory", pieces(b"x"), 0o644)
+    with pytest.raises(FileFailed):
+        await box.write_file(b"plain/below", pieces(b"x"), 0o644)
+    assert (await shell(box, "ls -A")).stdout == b"directory\nplain\n"
+
+
+async def test_a_write_that_fails_leaves_the_old_file(box: Connection) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"new"
+        raise RuntimeError("the caller failed")
+
+    await box.write_file(b"file", pieces(b"old"), 0o644)
+    with pytest.raises(RuntimeError, match="the caller failed"):
+        await box.write_file(b"file", broken(), 0o644)
+    assert await read(box, b"file") == b"old"
+
+
+async def test_sandboxes_do_not_share_files(case: Case) -> None:
+    async with case.sandbox() as one, case.sandbox() as other:
+        await one.write_file(b"mine", pieces(b"1"), 0o644)
+        with pytest.raises(FileNotFound):
+            await read(other, b"mine")
+
+
+async def test_names_and_the_end(case: Case) -> None:
+    await case.backend.prepare(case.template)
+    connection = await case.backend.create("one", case.template)
+    await connection.ping()
+    assert await case.backend.list_ids() == ["one"]
+    lost = asyncio.create_task(connection.wait_lost())
+    await case.backend.destroy("one")
+    assert await case.backend.list_ids() == []
+    assert await asyncio.wait_for(lost, 10)
+    with pytest.raises(SandboxLost):
+        await shell(connection, "true")
+    with pytest.raises(SandboxLost):
+        await connection.ping()
+    await case.backend.destroy("one")
+    await case.backend.destroy("never-made")
+
+
+async def test_a_cancelled_start_leaves_nothing(case: Case) -> None:
+    starts = [asyncio.create_task(case.backend.create(f"c{n}", case.template)) for n in range(4)]
+    await asyncio.sleep(0)
+    for start in starts:
+        start.cancel()
+    await asyncio.gather(*starts, return_exceptions=True)
+    for n in range(4):
+        await case.backend.destroy(f"c{n}")
+    assert await case.backend.list_ids() == []
+
+
+async def test_capabilities_are_told(case: Case) -> None:
+    capabilities = case.backend.capabilities()
+    assert capabilities.isolation
+    assert capabilities.enforced_limits <= {"memory", "cpu", "pids", "open_files", "disk"}
