@@ -5,6 +5,7 @@
     ├── TrainerDead      the trainer process is gone; what it had not saved is lost
     ├── NonFiniteStep    loss or gradient was not finite; the weights are those of the step before
     ├── StarvedError     no batch can be filled: a producer returned early, or every group is dropped
+    ├── Exhausted        the tasks have run out: the run ends early, and well
     └── LedgerError      an episode, token or sandbox is unaccounted for: a defect of the loop itself
 """
 
@@ -29,6 +30,10 @@ class NonFiniteStep(RlError):
 
 class StarvedError(RlError):
     """No batch can be filled any more although steps remain."""
+
+
+class Exhausted(RlError):
+    """There is no further task, or no further batch can form from those there were."""
 
 
 class LedgerError(RlError):

@@ -1,0 +1,304 @@
+"""The loop: tasks in, trained weights out, all stages in one TaskGroup.
+
+    curriculum ─▶ feed ─▶ slots ─▶ play (N) ─▶ buffer ─▶ train ─▶ publish
+        ▲           ▲                │                              │
+        └─ observe ─┼────────────────┘                              │
+                    └── slots freed: weights live, or group dropped ┘
+
+Shutdown, in order: `train` ends (all steps done, time over, tasks exhausted, or an error); the feed is
+cancelled and with it every group under way, whose rollouts release their sandboxes; what had been
+played and not trained is entered as left over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+
+from rl.advantage import scored_advantages
+from rl.batching import pack_group
+from rl.buffer import GroupBuffer, Ready
+from rl.checkpoint import LoopState
+from rl.curriculum import Curriculum
+from rl.errors import Exhausted, NonFiniteStep, StarvedError
+from rl.metrics import Interval, Row, fate_of, training_row, wait_ratio
+from rl.player import Played, Player
+from rl.trainer_process import Trainer
+from rl.types import Batch, Group, StepReport, Task, Unscored
+from rl.weights import Publisher
+
+BARREN_BATCHES = 20
+"""So many batches' worth of groups in a row without any signal: the tasks are all too hard or too easy."""
+
+LOST_BATCHES = 3
+"""So many batches' worth of groups in a row lost to infrastructure: it will not come back by itself."""
+
+NON_FINITE_STEPS = 3
+"""So many steps in a row that were not finite: the weights are beyond repair."""
+
+LOST_PAUSE_SECONDS = 0.1
+LOST_PAUSE_LIMIT_SECONDS = 5.0
+"""After a group lost to infrastructure the next one waits, twice as long each time, up to the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to train and on how much at a time; `deadline` on the loop's clock, None for no limit.
+
+    `replace_silent`: groups without a signal are replaced by others; otherwise they take their place
+    in the batch and train nothing, as in a plain loop.
+    """
+
+    steps: int
+    groups_per_batch: int
+    samples_per_group: int
+    replace_silent: bool = True
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop is made of. `on_step` receives each step's row when its weights are live."""
+
+    curriculum: Curriculum
+    player: Player
+    buffer: GroupBuffer
+    trainer: Trainer
+    publisher: Publisher
+    on_step: Callable[[Row], Coroutine[None, None, None]]
+    clock: Callable[[], float] = time.monotonic
+
+
+class Loop:
+    """One run of the stages. `step` counts batches taken, also those that trained nothing."""
+
+    def __init__(self, parts: Parts, plan: Plan, resumed: LoopState | None = None) -> None:
+        self.step = resumed.step if resumed else 0
+        self.version = parts.publisher.version
+        """Updates of the weights so far; the generator serves this version once it is published."""
+        self._observed = set(resumed.observed if resumed else ())
+        """Keys of unsettled tasks that the curriculum has heard about."""
+        self.waiting_seconds = 0.0
+        self.training_seconds = 0.0
+        self._parts = parts
+        self._plan = plan
+        self._pending = deque(resumed.pending if resumed else ())
+        self._members: dict[int, list[Played]] = {}
+        self._interval = Interval()
+        self._barren = 0
+        self._lost = 0
+        self._non_finite = 0
+        self._last_loss = ""
+        self._slowest_step = 0.0
+
+    def state(self, saved_version: int) -> LoopState:
+        """What goes into a checkpoint beside trainer state of version `saved_version`.
+
+        That may be one ahead of `version`: the trainer has finished a step whose report is on its way.
+        """
+        ahead = saved_version > self.version
+        pending = [*self._parts.buffer.unsettled(training=not ahead), *self._pending]
+        return LoopState(
+            step=self.step + ahead,
+            version=saved_version,
+            curriculum=self._parts.curriculum.state_dict(),
+            pending=tuple(pending),
+            observed=tuple(task.key for task in pending if task.key in self._observed),
+        )
+
+    async def run(self) -> None:
+        """Trains until the plan is fulfilled. Raises what ended it early, the first error of any stage."""
+        try:
+            async with asyncio.TaskGroup() as stages:
+                training = stages.create_task(self._train(), name="train")
+                feeding = stages.create_task(self._outlive(self._feed(), training), name="feed")
+                training.add_done_callback(lambda _: feeding.cancel())
+        except BaseExceptionGroup as group:
+            error = first_error(group)
+            # Fewer tasks than steps is an ending, not a failure: `step` tells how far it got.
+            if not isinstance(error, Exhausted):
+                raise error from None
+        finally:
+            self._members.clear()
+            self._parts.player.ledger.settle_open()
+
+    async def _outlive(self, stage: Coroutine[None, None, None], consumer: asyncio.Task[None]) -> None:
+        """A producer that returns while its consumer still waits would leave it waiting for ever."""
+        await stage
+        if not consumer.done():
+            raise StarvedError(f"the feed ended at step {self.step} of {self._plan.steps}")
+
+    async def _feed(self) -> None:
+        """Consumes: tasks of the curriculum. Waits for: a slot. Unblocked by: weights that went live, a
+        dropped group. Produces: groups being played.
+        """
+        buffer = self._parts.buffer
+        async with asyncio.TaskGroup() as groups:
+            while True:
+                await self._pause_after_losses()
+                await buffer.admitted()
+                try:
+                    task, again = self._next_task()
+                except Exhausted:
+                    buffer.close()
+                    break
+                ticket = buffer.claim(task, self._parts.publisher.version)
+                groups.create_task(self._play(ticket, task, again=again))
+        # All groups have ended: hold the stage open, for `train` now decides when the run is over.
+        await asyncio.Event().wait()
+
+    def _next_task(self) -> tuple[Task, bool]:
+        """The next task, and whether a stopped run has played it before."""
+        if self._pending:
+            return self._pending.popleft(), True
+        return self._parts.curriculum.next_task(), False
+
+    async def _play(self, ticket: int, task: Task, *, again: bool) -> None:
+        """Consumes: a task and its slot. Waits for: its episodes. Unblocked by: the generator, the
+        sandboxes, the episode time limit. Produces: a group in the buffer, or a dropped one.
+        """
+        player = self._parts.player
+        members = await player.play_group(task, self._plan.samples_per_group)
+        group = Group(task, player.prompt(task), tuple(member.episode for member in members))
+        self._members[ticket] = members
+        if not (again and task.key in self._observed):
+            rewards = [episode.reward for episode in group.scored if episode.reward is not None]
+            self._parts.curriculum.observe(task, rewards)
+            self._observed.add(task.key)
+        reason = self._judge(group)
+        self._interval.group_played(members, reason or "ready")
+        if reason is None:
+            self._parts.buffer.finish(ticket, group)
+        else:
+            self._drop(ticket, task, reason)
+
+    def _judge(self, group: Group) -> str | None:
+        """Why the group is not worth a place in a batch; None when it is. Raises StarvedError."""
+        if not group.scored:
+            self._lost += 1
+            first = group.episodes[0].outcome
+            self._last_loss = f"{first.kind}: {first.detail}" if isinstance(first, Unscored) else str(first)
+            if self._lost >= LOST_BATCHES * self._plan.groups_per_batch:
+                raise StarvedError(f"{self._lost} groups in a row were lost, the last to {self._last_loss}")
+            return "lost"
+        self._lost = 0
+        if scored_advantages(group) is not None:
+            self._barren = 0
+            return None
+        self._barren += 1
+        if self._barren >= BARREN_BATCHES * self._plan.groups_per_batch:
+            raise StarvedError(
+                f"{self._barren} groups in a row had equal rewards throughout, the last ones "
+                f"{group.solve_rate:.0%} solved: choose easier or harder tasks, or larger groups"
+            )
+        return "zero_advantage" if self._plan.replace_silent else None
+
+    async def _pause_after_losses(self) -> None:
+        if self._lost:
+            await asyncio.sleep(min(LOST_PAUSE_SECONDS * 2**self._lost, LOST_PAUSE_LIMIT_SECONDS))
+
+    async def _train(self) -> None:
+        """Consumes: groups in the buffer. Waits for: a batch. Unblocked by: finished groups. Produces:
+        weights that are live in the generator, and free slots.
+        """
+        parts = self._parts
+        while self.step < self._plan.steps and not self._out_of_time():
+            began = parts.clock()
+            depth = parts.buffer.depth
+            version = parts.publisher.version
+            taken = await parts.buffer.take(version)
+            for stale in taken.stale:
+                self._settle(stale.ticket, stale.group.task, "stale")
+                self._interval.count("off_policy/dropped")
+            ready = parts.clock()
+            row = {"buffer/depth": float(depth), "buffer/ready": float(parts.buffer.depth + len(taken.batch))}
+            row |= _staleness_row(taken.batch, version)
+            report = await self._step(taken.batch)
+            trained = parts.clock()
+            self.step += 1
+            if report is not None:
+                self.version = version + 1
+                await parts.publisher.publish(self.version)
+                parts.buffer.release()
+                row |= training_row(report)
+            row |= self._timing(began, ready, trained, parts.clock())
+            await parts.on_step(row)
+
+    async def _step(self, batch: Sequence[Ready]) -> StepReport | None:
+        """One optimiser step; None when nothing in the batch could be trained, and its groups are dropped."""
+        packed = [group for group in (pack_group(ready.group) for ready in batch) if group is not None]
+        if not packed:
+            for ready in batch:
+                self._drop(ready.ticket, ready.group.task, "zero_advantage")
+            return None
+        try:
+            report = await self._parts.trainer.step(Batch(self.step + 1, tuple(packed)))
+        except NonFiniteStep:
+            self._non_finite += 1
+            if self._non_finite >= NON_FINITE_STEPS:
+                raise
+            for ready in batch:
+                self._drop(ready.ticket, ready.group.task, "non_finite")
+            return None
+        self._non_finite = 0
+        self._parts.buffer.mark_trained(ready.ticket for ready in batch)
+        trained_keys = {group.task_key for group in packed}
+        for ready in batch:
+            reason = None if ready.group.task.key in trained_keys else "zero_advantage"
+            self._settle(ready.ticket, ready.group.task, reason)
+        masked = int(report.extra.get("masked_tokens", 0))
+        if masked:
+            self._parts.player.ledger.withdraw_tokens(masked, "no_logprob")
+        return report
+
+    def _drop(self, ticket: int, task: Task, reason: str) -> None:
+        self._parts.buffer.drop(ticket, reason)
+        self._settle(ticket, task, reason)
+
+    def _settle(self, ticket: int, task: Task, reason: str | None) -> None:
+        """Enters every member of a group in the ledger: trained (None), or dropped for `reason`."""
+        self._observed.discard(task.key)
+        for member in self._members.pop(ticket):
+            fate, why = fate_of(member, reason)
+            self._parts.player.ledger.settle(member.account, fate, why)
+
+    def _out_of_time(self) -> bool:
+        """Whether another step as long as the longest so far would end after the deadline."""
+        deadline = self._plan.deadline
+        return deadline is not None and self._parts.clock() + self._slowest_step > deadline
+
+    def _timing(self, began: float, ready: float, trained: float, live: float) -> Row:
+        """`began` waiting, batch `ready`, `trained`, weights `live`: all on the loop's clock."""
+        waiting, training = (ready - began) + (live - trained), trained - ready
+        self.waiting_seconds += waiting
+        self.training_seconds += training
+        self._slowest_step = max(self._slowest_step, live - began)
+        row = self._interval.row(live - began)
+        self._interval = Interval()
+        return row | self._parts.curriculum.metrics() | {
+            "step": float(self.step),
+            "version": float(self._parts.publisher.version),
+            "time/step": live - began,
+            "time/wait_for_batch": ready - began,
+            "time/train": training,
+            "time/publish": live - trained,
+            "perf/wait_time_ratio": wait_ratio(waiting, training),
+            "rollout/inflight": float(self._parts.player.running),
+        }
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside nested groups: what set off the others, which were cancelled."""
+    inner = group.exceptions[0]
+    return first_error(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def _staleness_row(batch: Sequence[Ready], version: int) -> Row:
+    """Raises ValueError on a negative staleness: a generator that claims weights it cannot have."""
+    ages = [version - ready.oldest_version for ready in batch]
+    if min(ages) < 0:
+        raise ValueError(f"a group holds tokens of version {version - min(ages)}, newer than {version}")
+    return {"off_policy/mean": sum(ages) / len(ages), "off_policy/max": float(max(ages))}

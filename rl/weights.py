@@ -1,0 +1,114 @@
+"""Makes the trainer's weights live in the generator: written to shared memory, loaded, then counted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import tenacity
+
+from rl.generator import Generator, UpdateFailed
+from rl.trainer_process import Trainer
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+PREFIX = "sandboxd-rl-"
+WEIGHTS_FILE = "model.safetensors"
+
+UPDATE_ATTEMPTS = 3
+"""A load that failed leaves the old weights running, so trying again costs a pause and nothing else."""
+
+
+@asynccontextmanager
+async def weights_directory(parent: Path | None = None) -> AsyncIterator[Path]:
+    """A directory in memory for the length of the block, on disk where there is no `/dev/shm`.
+
+    Its name carries this process's number: what killed runs left behind is removed first.
+    """
+    directory = await asyncio.to_thread(_make_directory, parent)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _make_directory(parent: Path | None) -> Path:
+    parent = parent or (SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
+    _remove_orphans(parent)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+
+
+def _remove_orphans(parent: Path) -> None:
+    for directory in parent.glob(f"{PREFIX}*"):
+        owner = directory.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not _process_exists(int(owner)):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class Publisher:
+    """Publishes one version after another; `version` is the newest that the generator serves."""
+
+    def __init__(self, trainer: Trainer, generator: Generator, model_path: Path, directory: Path) -> None:
+        self._trainer = trainer
+        self._generator = generator
+        self._model_path = model_path
+        self._directory = directory
+
+    @property
+    def version(self) -> int:
+        return self._generator.version
+
+    async def publish(self, version: int) -> None:
+        """Writes the trainer's weights and has the generator serve them as `version`.
+
+        The directory of a version appears whole or not at all; the one before goes once the new one is
+        live. Raises UpdateFailed (the generator serves what it served before), GeneratorDead.
+        """
+        written = await self._write(version)
+        try:
+            async for attempt in tenacity.AsyncRetrying(
+                stop=tenacity.stop_after_attempt(UPDATE_ATTEMPTS),
+                retry=tenacity.retry_if_exception_type(UpdateFailed),
+                reraise=True,
+            ):
+                with attempt:
+                    await self._generator.update_weights(written, version)
+        except UpdateFailed:
+            await asyncio.to_thread(shutil.rmtree, written, ignore_errors=True)
+            raise
+        await asyncio.to_thread(self._remove_all_but, written)
+
+    async def _write(self, version: int) -> Path:
+        """The files that a loader wants beside the weights are links to the base model's."""
+        target = self._directory / f"version-{version}"
+        partial = target.with_suffix(".partial")
+        await asyncio.to_thread(self._link_model_files, partial)
+        await self._trainer.write_weights(partial / WEIGHTS_FILE)
+        await asyncio.to_thread(partial.rename, target)
+        return target
+
+    def _link_model_files(self, target: Path) -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        for file in self._model_path.iterdir():
+            if file.is_file() and "safetensors" not in file.name:
+                (target / file.name).symlink_to(file.resolve())
+
+    def _remove_all_but(self, kept: Path) -> None:
+        for directory in self._directory.iterdir():
+            if directory != kept:
+                shutil.rmtree(directory, ignore_errors=True)
