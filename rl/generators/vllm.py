@@ -19,6 +19,8 @@ from rl.generator import Generation, GeneratorDead, GeneratorStats, Sampling, Up
 from rl.types import TokenIds, VersionSpan
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -134,3 +136,156 @@ def start_engine(settings: VllmSettings) -> AsyncLLM:
         disable_log_stats=True,
     )
     return AsyncLLM.from_engine_args(arguments)
+
+
+class VllmGenerator:
+    """Draws through one AsyncLLM. Build it with `open_vllm`, which also ends it.
+
+    A request that is cancelled is aborted in the engine. Weight updates stop the engine between two
+    forward passes and keep the running requests, which go on with the new weights.
+    """
+
+    def __init__(self, engine: AsyncLLM, settings: VllmSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._version = 0
+        self._names = itertools.count()
+        self._updating = asyncio.Lock()
+        self._running = self._finished = self._updates = 0
+        self._prompt_tokens = self._generated_tokens = 0
+        self._busy_seconds = self._paused_seconds = self._busy_since = 0.0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
+        from vllm.inputs import TokensPrompt
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if len(context_ids) + sampling.max_tokens > self._settings.max_context:
+            raise ValueError(
+                f"{len(context_ids)} context tokens and {sampling.max_tokens} new ones do not fit into "
+                f"{self._settings.max_context}"
+            )
+        # The salt keeps keys and values that old weights computed from serving new requests.
+        prompt = TokensPrompt(prompt_token_ids=context_ids.tolist(), cache_salt=f"v{self._version}")
+        self._begin(len(context_ids))
+        try:
+            output = await self._last_output(prompt, sampling)
+        except EngineDeadError as error:
+            raise GeneratorDead(f"the vLLM engine died; its log is {self._settings.log_path}") from error
+        finally:
+            self._end()
+        self._finished += 1
+        self._generated_tokens += len(output.token_ids)
+        return to_generation(output)
+
+    async def _last_output(self, prompt: TokensPrompt, sampling: Sampling) -> CompletionOutput:
+        parameters = to_parameters(sampling)
+        last = None
+        async for result in self._engine.generate(prompt, parameters, f"r{next(self._names)}"):
+            last = result.outputs[0]
+        if last is None:
+            raise GeneratorDead("the vLLM engine ended a request without any output")
+        return last
+
+    async def update_weights(self, path: Path, version: int) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        async with self._updating:
+            if version <= self._version:
+                raise UpdateFailed(f"weights {version} are not newer than weights {self._version}")
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(self._settings.update_seconds):
+                    await self._reload(path, version)
+            except EngineDeadError as error:
+                raise GeneratorDead(f"the vLLM engine died; its log is {self._settings.log_path}") from error
+            except (RuntimeError, OSError, ValueError, TimeoutError) as error:
+                raise UpdateFailed(f"weights {version} from {path} did not load: {error!r}") from error
+            finally:
+                self._paused_seconds += time.monotonic() - started
+            self._version = version
+            self._updates += 1
+
+    async def _reload(self, path: Path, version: int) -> None:
+        """Swap the weights under the paused engine. It runs on whatever happens, and says what it runs with."""
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+        try:
+            await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+            await self._engine.update_weight_version(str(version))
+        finally:
+            await self._engine.resume_generation()
+
+    def stats(self) -> GeneratorStats:
+        busy = self._busy_seconds
+        if self._running:
+            busy += time.monotonic() - self._busy_since
+        return GeneratorStats(
+            running=self._running,
+            finished=self._finished,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            busy_seconds=busy,
+            paused_seconds=self._paused_seconds,
+            updates=self._updates,
+        )
+
+    def _begin(self, prompt_tokens: int) -> None:
+        if not self._running:
+            self._busy_since = time.monotonic()
+        self._running += 1
+        self._prompt_tokens += prompt_tokens
+
+    def _end(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._busy_seconds += time.monotonic() - self._busy_since
+
+
+def to_parameters(sampling: Sampling) -> SamplingParams:
+    """vLLM's form of `sampling`. No seed: on a CPU a seeded request kills the engine, so the run is seeded."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop=list(sampling.stop),
+        logprobs=0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_special_tokens=False,
+    )
+
+
+def to_generation(output: CompletionOutput) -> Generation:
+    """Tokens, log-probabilities (NaN where the engine gave none) and version spans of a finished request."""
+    ids = np.array(output.token_ids, dtype=np.int32)
+    drawn = output.logprobs or [{}] * len(ids)
+    logprobs = np.array(
+        [
+            entry[token].logprob if token in entry else np.nan
+            for token, entry in zip(output.token_ids, drawn, strict=True)
+        ],
+        dtype=np.float32,
+    )
+    spans = tuple(
+        VersionSpan(0 if span.version == "default" else int(span.version), span.start, span.end)
+        for span in output.weight_versions or ()
+    )
+    return Generation(ids, logprobs, spans, "length" if output.finish_reason == "length" else "stop")
+
+
+@asynccontextmanager
+async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
+    """Start an engine for the length of the block. Raises GeneratorDead when it does not start in time."""
+    log_config = write_log_config(settings.log_path)
+    with applied_environment(engine_environment(log_config)), output_to(settings.log_path):
+        engine = await asyncio.to_thread(start_engine, settings)
+    try:
+        yield VllmGenerator(engine, settings)
+    finally:
+        engine.shutdown()

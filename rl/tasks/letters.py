@@ -8,10 +8,10 @@ from rl.tasks.base import Numeric, Problem
 from rl.tasks.vocabulary import WORDS
 
 PHRASINGS = (
+    'What does print("{word}".count("{letter}")) print?',
     'What is "{word}".count("{letter}")?',
-    'Use .count("{letter}") on "{word}".',
     'Count "{letter}" in "{word}" with .count().',
-    'How many "{letter}" does .count() find in "{word}"?',
+    'How many times does .count() find "{letter}" in "{word}"?',
     'How many times does "{letter}" occur in "{word}"?',
 )
 LONG = 'How many times does "{letter}" occur in "{word}"?'
@@ -20,13 +20,13 @@ LONG = 'How many times does "{letter}" occur in "{word}"?'
 class Letters(Numeric):
     """Letter counts; the level decides how much of the code the question gives away.
 
-    The count is drawn evenly from 1 to 5 where the words allow it, so that no constant answer pays.
+    The count is drawn evenly from 1 to 4 where the words allow it, so that no constant answer pays.
     """
 
     name = "letters"
     levels = (
-        "code given",
-        "method given",
+        "program given",
+        "expression given",
         "method named after the letter",
         "method named inside the question",
         "bare question, one word",

@@ -1,0 +1,210 @@
+"""Which task comes next: equal shares, or by how much each family and level can still teach.
+
+Consumes the solve rate of each finished group; produces tasks. It never waits. The state is plain
+JSON and equal bit for bit after a round trip, so a resumed run draws the tasks the stopped one would have.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rl.tasks import TaskSource
+from rl.types import Task
+
+Place = tuple[str, int]
+"""A family and a level."""
+
+
+class Curriculum(Protocol):
+    """Chooses tasks. Each call of `next_task` gives a task that was never given before."""
+
+    def next_task(self) -> Task: ...
+
+    def observe(self, task: Task, rewards: Sequence[float]) -> None:
+        """Take the rewards of a finished group's scored episodes, whatever becomes of the group."""
+        ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class _Drawer:
+    """The random state and the number of tasks already drawn at each place."""
+
+    def __init__(self, source: TaskSource, seed: int) -> None:
+        self.source = source
+        self.rng = random.Random(f"curriculum/{seed}")
+        self.seed = seed
+        self.drawn: dict[Place, int] = {}
+
+    def draw(self, place: Place) -> Task:
+        number = self.drawn.get(place, 0)
+        self.drawn[place] = number + 1
+        return self.source.train(*place, self.seed * 1_000_000 + number)
+
+    def choose(self, places: Sequence[Place], weights: Sequence[float]) -> Place:
+        return self.rng.choices(places, weights)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        version, numbers, gauss = self.rng.getstate()
+        return {
+            "rng": [version, list(numbers), gauss],
+            "seed": self.seed,
+            "drawn": [[family, level, count] for (family, level), count in sorted(self.drawn.items())],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        version, numbers, gauss = state["rng"]
+        self.rng.setstate((version, tuple(numbers), gauss))
+        self.seed = state["seed"]
+        self.drawn = {(family, level): count for family, level, count in state["drawn"]}
+
+
+class Uniform:
+    """The plain baseline: every place equally often, whatever the solve rates."""
+
+    def __init__(self, source: TaskSource, places: Sequence[Place], *, seed: int) -> None:
+        if not places:
+            raise ValueError("the curriculum has no family and level to draw from")
+        self._places = list(places)
+        self._drawer = _Drawer(source, seed)
+
+    def next_task(self) -> Task:
+        return self._drawer.draw(self._drawer.choose(self._places, [1.0] * len(self._places)))
+
+    def observe(self, task: Task, rewards: Sequence[float]) -> None:
+        """Take nothing from it."""
+
+    def metrics(self) -> dict[str, float]:
+        return {"curriculum/places": float(len(self._places))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawer": self._drawer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._drawer.load_state_dict(state["drawer"])
+
+
+@dataclass(frozen=True, slots=True)
+class BandSettings:
+    """How `SolveRateBands` judges places.
+
+    A place is in the band while its estimated solve rate lies in `[low, high]`; outside, it keeps the
+    share `outside` of a place in the middle. The next level of a family opens once the hardest open
+    one reaches `open_at`. `memory` is the number of episodes that the estimate looks back on.
+    """
+
+    low: float = 0.1
+    high: float = 0.9
+    outside: float = 0.1
+    open_at: float = 0.5
+    memory: float = 16.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low < self.high <= 1.0:
+            raise ValueError(f"the band [{self.low}, {self.high}] must lie in [0, 1] and not be empty")
+        if self.outside <= 0.0 or self.memory <= 0.0:
+            raise ValueError("outside and memory must be positive: a place never drawn is never re-estimated")
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """Discounted counts of solved and failed episodes at one place."""
+
+    solved: float = 0.0
+    failed: float = 0.0
+
+    @property
+    def seen(self) -> float:
+        return self.solved + self.failed
+
+    @property
+    def rate(self) -> float:
+        """Mean of the Beta posterior from a prior of one solved and one failed episode."""
+        return (self.solved + 1.0) / (self.seen + 2.0)
+
+    def add(self, rewards: Sequence[float], memory: float) -> None:
+        keep = max(0.0, min(1.0, (memory - len(rewards)) / self.seen)) if self.seen else 0.0
+        self.solved = self.solved * keep + sum(rewards)
+        self.failed = self.failed * keep + len(rewards) - sum(rewards)
+
+
+class SolveRateBands:
+    """Draws where the solve rate is in the middle band, and opens levels as earlier ones are learned.
+
+    A place's weight is the variance of one episode's reward, `4·p·(1−p)` at estimated solve rate p:
+    advantages are differences within a group, so this is how much a group there can teach. Outside
+    the band the weight is `outside`. A place not yet seen counts as p = 1/2.
+    """
+
+    def __init__(
+        self,
+        source: TaskSource,
+        families: Sequence[str],
+        *,
+        seed: int,
+        settings: BandSettings = BandSettings(),
+    ) -> None:
+        counts = source.levels()
+        if not families:
+            raise ValueError("the curriculum has no family to draw from")
+        self._levels = {family: counts[family] for family in families}
+        self._open = dict.fromkeys(families, 1)
+        self._settings = settings
+        self._estimates: dict[Place, _Estimate] = {}
+        self._drawer = _Drawer(source, seed)
+
+    def next_task(self) -> Task:
+        places = self.open_places()
+        return self._drawer.draw(self._drawer.choose(places, [self.weight(place) for place in places]))
+
+    def open_places(self) -> list[Place]:
+        """The places that can be drawn now."""
+        return [(family, level) for family, count in self._open.items() for level in range(count)]
+
+    def weight(self, place: Place) -> float:
+        """How often a place is drawn, relative to one whose solve rate is 1/2."""
+        rate = self._estimate(place).rate
+        inside = self._settings.low <= rate <= self._settings.high
+        return max(4.0 * rate * (1.0 - rate), self._settings.outside) if inside else self._settings.outside
+
+    def observe(self, task: Task, rewards: Sequence[float]) -> None:
+        place = (task.family, task.level)
+        if task.family not in self._open or not rewards:
+            return
+        self._estimates.setdefault(place, _Estimate()).add(rewards, self._settings.memory)
+        hardest = (task.family, self._open[task.family] - 1)
+        if self._estimate(hardest).seen and self._estimate(hardest).rate >= self._settings.open_at:
+            self._open[task.family] = min(self._open[task.family] + 1, self._levels[task.family])
+
+    def metrics(self) -> dict[str, float]:
+        found = {f"curriculum/open/{family}": float(count) for family, count in self._open.items()}
+        for (family, level), estimate in sorted(self._estimates.items()):
+            found[f"curriculum/solve_rate/{family}/{level}"] = estimate.rate
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "drawer": self._drawer.state_dict(),
+            "open": dict(self._open),
+            "estimates": [
+                [family, level, estimate.solved, estimate.failed]
+                for (family, level), estimate in sorted(self._estimates.items())
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._drawer.load_state_dict(state["drawer"])
+        self._open = {family: int(count) for family, count in state["open"].items()}
+        self._estimates = {
+            (family, level): _Estimate(solved, failed) for family, level, solved, failed in state["estimates"]
+        }
+
+    def _estimate(self, place: Place) -> _Estimate:
+        return self._estimates.get(place) or _Estimate()
