@@ -15,6 +15,9 @@ CPU_PERIOD_US = 100_000
 REMOVE_TRIES, REMOVE_PAUSE_SECONDS = 100, 0.005
 CONTROLLERS = ("memory", "pids", "cpu")
 
+# Where the launcher itself lives in version 2; sandboxes are named otherwise.
+LAUNCHER_GROUP = "_launcher"
+
 # A hierarchy: its version, its directory for this launcher, the controllers that it brings.
 Hierarchy = tuple[int, str, tuple[str, ...]]
 
@@ -40,15 +43,42 @@ def find(root: str, own: str, name: str) -> list[Hierarchy]:
 
 
 def _find_v2(root: str, own: str, name: str) -> Hierarchy | None:
+    """The nearest group above this process that hands controllers on: its own has processes, so it cannot."""
     paths = [line[3:] for line in own.splitlines() if line.startswith("0::")]
-    parent = os.path.join(root, paths[0].lstrip("/")) if paths else root
-    available = _read(os.path.join(parent, "cgroup.controllers")).split()
-    wanted = [controller for controller in CONTROLLERS if controller in available]
-    enabled = _enable(parent, wanted)
-    directory = os.path.join(parent, name)
-    if not enabled or not _make(directory):
-        return None
-    return (2, directory, tuple(_enable(directory, enabled)))
+    path = paths[0].strip("/") if paths else ""
+    best: Hierarchy | None = None
+    while True:
+        parent = os.path.join(root, path) if path else root
+        available = _read(os.path.join(parent, "cgroup.controllers")).split()
+        enabled = _enable(parent, [controller for controller in CONTROLLERS if controller in available])
+        directory = os.path.join(parent, name)
+        if len(enabled) > (len(best[2]) if best else 0) and _make(directory):
+            if best:
+                os.rmdir(best[1])
+            best = (2, directory, tuple(_enable(directory, enabled)))
+        if not path or (best and len(best[2]) == len(CONTROLLERS)):
+            return best
+        path = os.path.dirname(path)
+
+
+def settle(hierarchies: list[Hierarchy]) -> list[Hierarchy]:
+    """Moves the calling process below the launcher's directories; returns those where it may be.
+
+    Version 2 lets a process be moved only by who may write in the group above both places, and the
+    launcher may write in no group above its own directory.
+    """
+    usable = []
+    for version, directory, brings in hierarchies:
+        if version == 2:
+            leaf = os.path.join(directory, LAUNCHER_GROUP)
+            try:
+                os.makedirs(leaf, exist_ok=True)
+                with open(os.path.join(leaf, "cgroup.procs"), "w") as file:
+                    file.write("0")
+            except OSError:
+                continue
+        usable.append((version, directory, brings))
+    return usable
 
 
 def _enable(directory: str, wanted: list[str]) -> list[str]:
@@ -151,6 +181,11 @@ class Cgroups:
         """Removes the sandbox's groups once their processes are gone. Raises OSError when they stay."""
         for _, fd, _ in self._open:
             _remove(sandbox_id, fd)
+
+    def close(self) -> None:
+        """Lets go of the directories; the groups stay."""
+        for _, fd, _ in self._open:
+            os.close(fd)
 
 
 def _write(group: int, name: str, value: str, *, optional: bool) -> None:

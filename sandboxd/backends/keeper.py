@@ -80,7 +80,7 @@ def _redirect(log: str) -> None:
 
 def _keep(spec: Spec, report: int) -> None:
     state = spec["state"]
-    _lock(os.path.join(state, LOCK_FILE))
+    lock = _lock(os.path.join(state, LOCK_FILE))
     hierarchies = _prepare(spec)
     # Guests whose launcher died come here, so that their end can be waited for.
     sys.prctl(sys.PR_SET_CHILD_SUBREAPER, 1)
@@ -104,14 +104,17 @@ def _keep(spec: Spec, report: int) -> None:
         if os.read(ready, 1):
             _map_users(pid, spec)
             os.write(go, b"1")
-        os.close(report)
+        # A second byte says that it is up; a failure is told to its end once nothing is left of it.
+        if os.read(ready, 1):
+            os.close(report)
         _wait_for_all()
     finally:
         cgroup.sweep(hierarchies)
         remove_remains(state)
+        os.close(lock)
 
 
-def _lock(path: str) -> None:
+def _lock(path: str) -> int:
     """One launcher for one state directory; waits for one that is ending."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -124,6 +127,7 @@ def _lock(path: str) -> None:
     signal.alarm(LOCK_SECONDS)
     fcntl.flock(fd, fcntl.LOCK_EX)
     signal.alarm(0)
+    return fd
 
 
 def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
@@ -137,20 +141,30 @@ def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
     for name in ("sandboxes", "base"):
         path = os.path.join(spec["state"], name)
         os.mkdir(path, 0o711)
-        if os.geteuid() == 0:
+        if _has_range(spec["uid_base"]):
             os.chown(path, spec["uid_base"], spec["uid_base"])
-    if os.geteuid() == 0:
+    if _has_range(spec["uid_base"]):
         cgroup.give(hierarchies, spec["uid_base"])
     return hierarchies
 
 
-def _map_users(pid: int, spec: Spec) -> None:
-    ids, count = (spec["uid_base"], MAPPED_USERS) if os.geteuid() == 0 else (os.geteuid(), 1)
-    group = ids if os.geteuid() == 0 else os.getegid()
+def _has_range(uid_base: int) -> bool:
+    """Whether sandboxes can have users of their own: as root, unless in a container without them."""
     if os.geteuid():
+        return False
+    with open("/proc/self/uid_map") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= uid_base and uid_base + MAPPED_USERS <= first + count for first, _, count in ranges)
+
+
+def _map_users(pid: int, spec: Spec) -> None:
+    if _has_range(spec["uid_base"]):
+        lines = [f"0 {spec['uid_base']} {MAPPED_USERS}"] * 2
+    else:
         _write_map(pid, "setgroups", "deny")
-    _write_map(pid, "uid_map", f"0 {ids} {count}")
-    _write_map(pid, "gid_map", f"0 {group} {count}")
+        lines = [f"0 {os.geteuid()} 1", f"0 {os.getegid()} 1"]
+    for name, line in zip(("uid_map", "gid_map"), lines, strict=True):
+        _write_map(pid, name, line)
 
 
 def _write_map(pid: int, name: str, text: str) -> None:
@@ -175,9 +189,12 @@ def _become_launcher(
     unshared, mapped, report = channels
     code = 1
     try:
+        hierarchies = cgroup.settle(hierarchies)
         _new_user(unshared, mapped)
-        launcher = _build(spec, hierarchies, control, report)
+        launcher = _build(spec, hierarchies, control, [report, unshared])
         os.write(report, b"ready\n")
+        os.write(unshared, b"1")
+        os.close(unshared)
         os.close(report)
         launcher.run()
         code = 0
@@ -197,7 +214,6 @@ def _new_user(unshared: int, mapped: int) -> None:
     except OSError as error:
         raise Refused(_explain(error)) from error
     os.write(unshared, b"1")
-    os.close(unshared)
     if not os.read(mapped, 1):
         raise Refused("the keeper could not map users into a user namespace; its log says why")
     os.close(mapped)
@@ -207,7 +223,9 @@ def _new_user(unshared: int, mapped: int) -> None:
     sys.prctl(sys.PR_SET_DUMPABLE, 1)
 
 
-def _build(spec: Spec, hierarchies: list[cgroup.Hierarchy], control: socket.socket, report: int) -> Launcher:
+def _build(
+    spec: Spec, hierarchies: list[cgroup.Hierarchy], control: socket.socket, channels: list[int]
+) -> Launcher:
     mapped_range = _mapped_users() > 1
     if mapped_range:
         os.setgroups([])
@@ -215,8 +233,9 @@ def _build(spec: Spec, hierarchies: list[cgroup.Hierarchy], control: socket.sock
     base = Base(".", spec["read_only_paths"], UID if mapped_range else 0)
     base.enter()
     os.chdir("/state/sandboxes")
-    ours = _start_sweeper(cgroups, [control.fileno(), report])
-    confinement = Confinement(base, cgroups, seccomp.program(platform.machine()), mapped_range=mapped_range)
+    ours = _start_sweeper(cgroups, [control.fileno(), *channels])
+    program = seccomp.program(platform.machine())
+    confinement = Confinement(base, cgroups, program, mapped_range=mapped_range)
     sys.set_title(sys.title_area(), b"sandboxd-launcher")
     # Pages that no collection touches stay shared with every sandbox.
     gc.collect()

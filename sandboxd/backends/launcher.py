@@ -10,7 +10,7 @@ They outlive the daemon. When no daemon has been connected for the grace, the la
 and itself. When the launcher dies, the kernel kills the guests, and the keeper removes their remains.
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
-    {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "sandboxes"}
+    {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "pids"}
     {"do": "create", "id", "cwd", "limits", "host_network"} → {} once its socket takes connections
     {"do": "destroy", "id"}                  → {} once nothing is left of it
     {"do": "close"}                          → {} once nothing is left at all, then the launcher ends
@@ -187,9 +187,9 @@ class Launcher:
         what = message["do"]
         if what == "hello":
             enforced = sorted(self._cgroups.enforced)
-            ids = [name for name, sandbox in self._sandboxes.items() if not sandbox.dead]
-            pids = {"pid": os.getpid(), "keeper": os.getppid()}
-            reply({"version": VERSION, **pids, "enforced": enforced, "sandboxes": ids})
+            pids = {name: sandbox.pid for name, sandbox in self._sandboxes.items() if not sandbox.dead}
+            own = {"pid": os.getpid(), "keeper": os.getppid()}
+            reply({"version": VERSION, **own, "enforced": enforced, "pids": pids})
         elif what == "create":
             self._create(message, reply)
         elif what == "destroy":

@@ -128,6 +128,11 @@ class NamespaceBackend:
         self._keeper_end: asyncio.Future[None] | None = None
         self.launcher_pid: int | None = None
 
+    @property
+    def instance(self) -> str:
+        """What this backend's control groups are called."""
+        return "sandboxd-" + hashlib.sha256(os.fsencode(self._state.resolve())).hexdigest()[:12]
+
     async def open(self) -> None:
         """Starts the launcher, or takes over one that runs. Raises BackendUnavailable."""
         try:
@@ -149,7 +154,7 @@ class NamespaceBackend:
                 pass  # It died; its keeper removes what was left.
             finally:
                 await link.close()
-            await self._keeper_ended()
+            await self.keeper_ended()
             self._remove_state()
 
     def _watch_keeper(self, pid: int) -> None:
@@ -170,7 +175,8 @@ class NamespaceBackend:
 
         loop.add_reader(fd, ended)
 
-    async def _keeper_ended(self) -> None:
+    async def keeper_ended(self) -> None:
+        """Returns when a launcher that let go or died has left nothing. Raises BackendUnavailable."""
         if self._keeper_end is None:
             return
         try:
@@ -221,18 +227,11 @@ class NamespaceBackend:
         """See `base.Backend.create`."""
         await self.prepare(template)
         link = await self._connected()
-        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        link.lost[sandbox_id] = lost
+        if sandbox_id in link.lost:
+            raise StartFailed(f"the name {sandbox_id!r} is taken", phase=Phase.CREATE, retryable=False)
+        lost = link.lost[sandbox_id] = asyncio.get_running_loop().create_future()
         try:
-            answer = await link.ask(
-                "create",
-                id=sandbox_id,
-                cwd=os.fsdecode(template.cwd),
-                limits={key: value for key, value in asdict(template.limits).items() if value is not None},
-                host_network=template.network is Network.HOST,
-            )
-            if "error" in answer:
-                raise StartFailed(f"the launcher cannot make it: {answer['error']}", phase=Phase.CREATE)
+            await self._order(link, sandbox_id, template)
             socket_path = self._state / "sandboxes" / sandbox_id / "guest.sock"
             connection = GuestConnection(sandbox_id, socket_path, template, lost=lost)
             await connection.ping()
@@ -246,6 +245,18 @@ class NamespaceBackend:
             raise
         return connection
 
+    @staticmethod
+    async def _order(link: Link, sandbox_id: str, template: Template) -> None:
+        answer = await link.ask(
+            "create",
+            id=sandbox_id,
+            cwd=os.fsdecode(template.cwd),
+            limits={key: value for key, value in asdict(template.limits).items() if value is not None},
+            host_network=template.network is Network.HOST,
+        )
+        if "error" in answer:
+            raise StartFailed(f"the launcher cannot make it: {answer['error']}", phase=Phase.CREATE)
+
     async def destroy(self, sandbox_id: str) -> None:
         """See `base.Backend.destroy`. Raises BackendUnavailable when something stays behind."""
         link = self._link
@@ -253,7 +264,7 @@ class NamespaceBackend:
             return
         if link.broken:
             # What the launcher made died with it, and its keeper removes the rest.
-            await self._keeper_ended()
+            await self.keeper_ended()
             return
         answer = await link.ask("destroy", id=sandbox_id)
         lost = link.lost.pop(sandbox_id, None)
@@ -268,7 +279,20 @@ class NamespaceBackend:
         """See `base.Backend.list_ids`."""
         link = await self._connected()
         answer = await link.ask("hello")
-        return list(answer["sandboxes"])
+        return list(answer["pids"])
+
+    async def pid_of(self, sandbox_id: str) -> int:
+        """The host's number of the sandbox's first process. Raises KeyError."""
+        link = await self._connected()
+        pid: int = (await link.ask("hello"))["pids"][sandbox_id]
+        return pid
+
+    async def let_go(self) -> None:
+        """Closes the connection to the launcher as a daemon's death would: it keeps all for its grace."""
+        async with self._linking:
+            link, self._link = self._link, None
+            if link is not None:
+                await link.close()
 
     # -- the launcher
 
@@ -285,6 +309,12 @@ class NamespaceBackend:
             if link is None:
                 raise BackendUnavailable(f"the launcher in {self._state} does not answer")
             hello = await link.ask("hello")
+            if hello["version"] != VERSION:
+                await link.close()
+                raise BackendUnavailable(
+                    f"the launcher in {self._state} speaks version {hello['version']}, this daemon"
+                    f" {VERSION}; stop it (pid {hello['pid']}) and start again"
+                )
             self._link = link
             self._watch_keeper(hello["keeper"])
             self._enforced = frozenset(hello["enforced"])
@@ -305,7 +335,7 @@ class NamespaceBackend:
         state = self._state.resolve()
         spec = {
             "state": str(state),
-            "name": "sandboxd-" + hashlib.sha256(os.fsencode(state)).hexdigest()[:12],
+            "name": self.instance,
             "cgroup_root": str(options.cgroup_root),
             "read_only_paths": [str(path) for path in options.read_only_paths],
             "uid_base": options.uid_base,

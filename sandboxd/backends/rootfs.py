@@ -169,8 +169,6 @@ class Base:
         os.mkdir(f"{home}/upper", 0o755)
         os.mkdir(f"{home}/work", 0o755)
         sys.mount("overlay", "/m", "overlay", SAFE, layers)
-        for source, target in self.binds:
-            sys.mount(source, target, flags=sys.MS_BIND | sys.MS_REC)
         sys.mount("/dev", "/m/dev", flags=sys.MS_MOVE)
         # Memory all the same: counted against the sandbox's limit where there is one.
         size = int(memory_bytes) if memory_bytes else 1 << 30
@@ -179,6 +177,10 @@ class Base:
         sys.mount(
             "devpts", "/m/dev/pts", "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, "newinstance,ptmxmode=0666"
         )
+        # After /tmp, below which one of them may lie.
+        for source, target in self.binds:
+            os.makedirs(target, exist_ok=True)
+            sys.mount(source, target, flags=sys.MS_BIND | sys.MS_REC)
         self._mount_proc()
         self._make_workspace("/m" + cwd)
         os.chdir("/m")
