@@ -32,7 +32,7 @@ class VllmSettings:
     """How to start the engine.
 
     `max_context` is in tokens, prompt and continuation together; `kv_cache_bytes` the memory for
-    keys and values; `start_seconds` and `update_seconds` bound the start and one weight update.
+    keys and values; `in_core` runs the model in the engine's own process; `start_seconds` and `update_seconds` bound the start and one weight update.
     vLLM's own log goes to `log_path`.
     """
 
@@ -43,6 +43,7 @@ class VllmSettings:
     max_context: int = 1024
     kv_cache_bytes: int = GIB
     compiled: bool = False
+    in_core: bool = True
     start_seconds: float = 180.0
     update_seconds: float = 60.0
 
@@ -54,6 +55,7 @@ def engine_environment(log_config: Path) -> dict[str, str]:
     them to cores would keep the kernel from moving them away from it.
     """
     return {
+        "OMP_NUM_THREADS": str(os.cpu_count()),
         "OMP_WAIT_POLICY": "passive",
         "KMP_BLOCKTIME": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -120,6 +122,7 @@ def start_engine(settings: VllmSettings) -> AsyncLLM:
     """Start the engine's processes and load the model; takes 15 to 40 s on two cores."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     arguments = AsyncEngineArgs(
         model=str(settings.model),
@@ -134,6 +137,9 @@ def start_engine(settings: VllmSettings) -> AsyncLLM:
         block_size=32,
         enable_prefix_caching=True,
         disable_log_stats=True,
+        # As a class, since the name "uni" is turned into "mp" on CPUs, where the engine's core would spin
+        # on shared memory for a worker process: a third of a core, taken from the workers themselves.
+        distributed_executor_backend=UniProcExecutor if settings.in_core else None,
     )
     return AsyncLLM.from_engine_args(arguments)
 
