@@ -83,6 +83,9 @@ class Confinement:
             _raise_loopback()
         self._limit(order.limits)
         self._change_user(proc)
+        # After the sandbox's user namespace was made: a limit from before would bound all of them together.
+        if (pids := order.limits.get("pids")) is not None and "pids" not in self._cgroups.enforced:
+            _set_limit(resource.RLIMIT_NPROC, int(pids) + 1)
         _close_all_but({listener.fileno(), lifeline, oom_fd, oom_score_fd})
         sys.set_title(self._title_area, b"sandboxd-guest")
         os.umask(0o022)
@@ -95,8 +98,6 @@ class Confinement:
         _set_limit(resource.RLIMIT_CORE, 0)
         if (open_files := limits.get("open_files")) is not None:
             _set_limit(resource.RLIMIT_NOFILE, int(open_files))
-        if (pids := limits.get("pids")) is not None and "pids" not in enforced:
-            _set_limit(resource.RLIMIT_NPROC, int(pids) + 1)
         if (memory := limits.get("memory_bytes")) is not None and "memory" not in enforced:
             _set_limit(resource.RLIMIT_AS, int(memory))
 

@@ -311,3 +311,22 @@ async def test_a_state_directory_that_cannot_be_is_named(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(BackendUnavailable, match="file/state"):
         await NamespaceBackend(tmp_path / "file" / "state").open()
+
+
+async def test_without_control_groups_each_sandbox_still_counts_its_own_processes(tmp_path: Path) -> None:
+    options = NamespaceOptions(cgroup_root=tmp_path / "none")
+    backend = NamespaceBackend(tmp_path / "state", options)
+    await backend.open()
+    try:
+        capabilities = backend.capabilities()
+        assert capabilities.enforced_limits == {"open_files", "pids"}
+        assert "RLIMIT_NPROC" in capabilities.notes[0]
+        template = replace(TEMPLATE, limits=Limits(pids=8))
+        boxes = [await backend.create(f"n{n}", template) for n in range(4)]
+        six = "for n in 1 2 3 4 5 6; do sleep 0.5 & done; wait; echo all"
+        outcomes = await asyncio.gather(*(shell(box, six) for box in boxes))
+        assert [outcome.stdout for outcome in outcomes] == [b"all\n"] * 4
+        more = await shell(boxes[0], "for n in $(seq 20); do sleep 1 & done; wait", timeout=20)
+        assert b"fork" in more.stderr.lower()
+    finally:
+        await backend.close()
