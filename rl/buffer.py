@@ -53,9 +53,9 @@ class GroupBuffer:
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        holders = {"running": self._running, "ready": self._ready, "training": self._training}
-        counts = ", ".join(f"{len(holder)} {name}" for name, holder in holders.items())
-        return f"<GroupBuffer {counts}, {len(self._trained)} trained{', closed' if self._closed else ''}>"
+        early = f"{len(self._running)} running, {len(self._ready)} ready"
+        late = f"{len(self._training)} training, {len(self._trained)} trained"
+        return f"<GroupBuffer {early}, {late}{', closed' if self._closed else ''}>"
 
     @property
     def depth(self) -> int:

@@ -1,18 +1,198 @@
-"""Settings of a run."""
+"""The settings of a run: what may be in its TOML file, with which default, and what each means.
+
+This is the only module of the loop that reads a settings file or the environment. Unknown keys are
+refused with the nearest known one; every message names the key, the value and the way out.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from rl.errors import ConfigError
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerConfig:
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TrainerConfig(_Section):
     """How one optimiser step is taken."""
 
-    learning_rate: float = 1e-5
-    warmup_steps: int = 2
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    ratio_cap: float = 2.0
-    max_pass_tokens: int = 2048
-    threads: int = 0
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    """AdamW's rate once it has warmed up; constant from then on."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 2
+    """Steps over which the rate rises from 0."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients longer than this are shortened to it."""
+    ratio_cap: Annotated[float, Field(ge=1)] = 2.0
+    """Largest importance weight of a token."""
+    max_pass_tokens: Count = 2048
+    """Tokens of one forward and backward pass; more need more memory (about 3 MB each at 135M parameters)."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Processor threads; all cores when 0."""
+
+
+class EpisodeConfig(_Section):
+    """What one attempt may use."""
+
+    max_turns: Count = 3
+    """Turns of the model, the final answer included."""
+    turn_tokens: Count = 64
+    """Tokens of one turn."""
+    context_tokens: Count = 1024
+    """Tokens of the whole dialogue."""
+    code_seconds: Seconds = 5.0
+    """One run of code in the sandbox."""
+    seconds: Seconds = 120.0
+    """The whole attempt; one that takes longer is given up and counts for nothing."""
+
+
+class GeneratorConfig(_Section):
+    """The vLLM engine."""
+
+    kv_cache_bytes: Annotated[int, Field(ge=1 << 26)] = 1 << 30
+    """Memory for keys and values."""
+    compiled: bool = False
+    """Compile the model first: a slower start, worth it on a GPU."""
+
+
+class SandboxesConfig(_Section):
+    """Where sandboxes come from."""
+
+    address: str = Field(default_factory=lambda: os.environ.get("SANDBOXD_ADDRESS", ""))
+    """A running daemon, `unix:/path` or `host:port`. When empty the run starts a daemon of its own."""
+    pool: str = "python"
+    """The pool to lease from; its sandboxes must hold `python3`."""
+    backend: Literal["namespace", "docker", "fake"] = "namespace"
+    """Backend of the run's own daemon."""
+    image: str | None = None
+    """Image for the run's own daemon; the host's system directories when unset (namespace only)."""
+    warm: Annotated[int, Field(ge=0)] = 16
+    """Sandboxes that the run's own daemon keeps ready."""
+    ttl_seconds: Seconds = 120.0
+    """Lease; renewed while the episode lasts."""
+    timeout_seconds: Seconds = 60.0
+    """The longest wait for a lease."""
+
+
+class HeldOutConfig(_Section):
+    """What is measured before and after training."""
+
+    per_kind: Count = 16
+    """Problems of each benchmark kind."""
+    per_level: Count = 2
+    """Problems of each family and level in the fixed mix."""
+    every_steps: Annotated[int, Field(ge=0)] = 0
+    """Also measure after so many steps; never when 0."""
+
+
+class Config(_Section):
+    """The whole file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    """Directory of the run under `runs_dir`."""
+    runs_dir: Path = Path("runs")
+    """Where runs are kept."""
+    models_dir: Path = Path("models")
+    """Where a packaged model is unpacked once."""
+    model: str = "SmolLM2-135M-Instruct"
+    """A model directory (config.json, safetensors, a ChatML tokenizer), or the packaged model's name."""
+    families: list[str] = Field(default_factory=list)
+    """Task families to train on, built-in names or `package.module:Class`; all built-in ones when empty."""
+    seed: int = 0
+    """Of the tasks and the engine."""
+    steps: Count = 30
+    """Batches to train."""
+    time_limit_seconds: Seconds | None = None
+    """Of the whole run, its evaluations included; training stops early enough. No limit when unset."""
+    groups_per_batch: Count = 6
+    """Groups that one step trains on."""
+    samples_per_group: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Attempts at each task, compared with one another."""
+    concurrent_episodes: Count = 64
+    """Episodes that run at once."""
+    staleness_bound: Annotated[int, Field(ge=0, le=64)] = 1
+    """How many updates the weights may have moved on since a trained token was drawn; 0 is synchronous."""
+    filter: bool = True
+    """Choose tasks by solve rate and replace groups without a signal. Off: equal shares, nothing replaced."""
+    checkpoint_every_steps: Annotated[int, Field(ge=0)] = 10
+    """Save after so many steps; only at Ctrl-C when 0."""
+    trainer: TrainerConfig = TrainerConfig()
+    episode: EpisodeConfig = EpisodeConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    sandboxes: SandboxesConfig = Field(default_factory=SandboxesConfig)
+    heldout: HeldOutConfig = HeldOutConfig()
+
+    @field_validator("episode")
+    @classmethod
+    def _turn_fits(cls, value: EpisodeConfig) -> EpisodeConfig:
+        if value.turn_tokens >= value.context_tokens:
+            raise ValueError("context_tokens must be larger than turn_tokens")
+        return value
+
+    @property
+    def directory(self) -> Path:
+        """Where this run keeps everything."""
+        return self.runs_dir / self.name
+
+    def as_toml(self) -> str:
+        """The settings as a file that reads back to the same."""
+        values = self.model_dump(mode="json")
+        sections = {key: value for key, value in values.items() if isinstance(value, dict)}
+        lines = [_toml_line(key, value) for key, value in values.items() if key not in sections]
+        for name, section in sections.items():
+            lines += ["", f"[{name}]", *(_toml_line(key, value) for key, value in section.items())]
+        return "\n".join(line for line in lines if line is not None) + "\n"
+
+
+def _toml_line(key: str, value: Any) -> str | None:
+    """None is what a key has when it is left out; JSON writes all other values here as TOML does."""
+    return None if value is None else f"{key} = {json.dumps(value)}"
+
+
+def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
+    """Reads a settings file (none: all defaults); `overrides` that are not None win over it.
+
+    Raises ConfigError with one line that names the file, the key, the value and what is allowed.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    values |= {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{path or 'settings'}: {explain(error)}") from error
+
+
+def explain(error: ValidationError) -> str:
+    """The first fault in one line: `key = value: what is wrong`, with the nearest key for an unknown one."""
+    fault = error.errors()[0]
+    location = fault["loc"]
+    key = ".".join(str(part) for part in location)
+    if fault["type"] == "extra_forbidden":
+        section = Config if len(location) == 1 else Config.model_fields[str(location[0])].annotation
+        known = list(getattr(section, "model_fields", {}))
+        nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known here: {', '.join(known)}"
+        return f"unknown key {key!r} = {fault['input']!r}; {hint}"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{key} = {fault['input']!r}: {message[0].lower()}{message[1:]}"

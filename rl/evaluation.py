@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rl.ledger import Fate
@@ -29,7 +29,16 @@ class Evaluation:
     attempts: int
     unscored: int
     seconds: float
-    extra: dict[str, float] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """One line for a person."""
+        kinds = ", ".join(f"{name} {rate:.0%}" for name, rate in self.kinds.items())
+        parts = [f"{label} {rate:.0%}" for label, rate in self._headline() if rate is not None]
+        lost = f"; {self.unscored} of {self.attempts} lost to infrastructure" if self.unscored else ""
+        return f"{', '.join(parts) or 'nothing scored'} ({kinds}) in {self.seconds:.0f} s{lost}"
+
+    def _headline(self) -> tuple[tuple[str, float | None], ...]:
+        return (("all levels", self.overall), ("benchmark", self.benchmark))
 
     def as_dict(self) -> dict[str, Any]:
         return {

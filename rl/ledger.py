@@ -115,8 +115,8 @@ class MeteredGenerator:
     """A generator whose tokens are entered in the ledger as they are handed out."""
 
     def __init__(self, inner: Generator, ledger: Ledger) -> None:
+        self.ledger = ledger
         self._inner = inner
-        self._ledger = ledger
 
     @property
     def version(self) -> int:
@@ -124,7 +124,7 @@ class MeteredGenerator:
 
     async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
         generation = await self._inner.generate(context_ids, sampling)
-        self._ledger.meter(len(generation.ids))
+        self.ledger.meter(len(generation.ids))
         return generation
 
     async def update_weights(self, path: Path, version: int) -> None:

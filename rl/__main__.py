@@ -1,0 +1,144 @@
+"""The command line of the loop: `python -m rl train [CONFIG]` and `python -m rl report RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rl import processes
+from rl.config import Config, load
+from rl.errors import ConfigError, RlError
+from rl.generator import GeneratorDead, UpdateFailed
+from rl.model import ModelNotFound
+from rl.progress import Progress
+from rl.report import write_report
+from rl.run import Start, find_start, run
+from rl.tasks import UnknownFamily
+from sandboxd.errors import BackendUnavailable, PoolNotFound, SandboxdError
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+STOP_SECONDS = 9.0
+"""After Ctrl-C everything must have ended within 10 s, whatever library is in the middle of what."""
+
+USER_ERRORS = (ConfigError, ModelNotFound, UnknownFamily, BackendUnavailable, PoolNotFound)
+RUN_ERRORS = (RlError, GeneratorDead, UpdateFailed, SandboxdError)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m rl",
+        description="Trains a language model by reinforcement learning on tasks that need a Python tool, "
+        "which runs in sandboxes leased from sandboxd.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage or settings, 130 interrupted.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    train = commands.add_parser("train", help="train a model; results go to runs/NAME")
+    train.add_argument("config", nargs="?", type=Path, help="TOML file of settings (default: all defaults)")
+    train.add_argument("--name", help="name of the run, and of its directory")
+    train.add_argument("--seed", type=int, help="seed of the tasks and the engine")
+    train.add_argument("--steps", type=int, help="batches to train")
+    train.add_argument("--time-limit", type=float, metavar="SECONDS", help="end the whole run by then")
+    train.add_argument("--sync", action="store_true", help="staleness bound 0: generate, then train")
+    train.add_argument("--no-filter", action="store_true", help="equal shares of all tasks, none replaced")
+    train.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint")
+    train.add_argument("--runs-dir", type=Path, help="where runs are kept (default: runs)")
+    report = commands.add_parser("report", help="write a run's report.html again")
+    report.add_argument("run", type=Path, help="directory of the run")
+    return top
+
+
+def settings(arguments: argparse.Namespace) -> Config:
+    """The configuration file with the command line's values over it. Raises ConfigError."""
+    return load(
+        arguments.config,
+        {
+            "name": arguments.name,
+            "seed": arguments.seed,
+            "steps": arguments.steps,
+            "time_limit_seconds": arguments.time_limit,
+            "staleness_bound": 0 if arguments.sync else None,
+            "filter": False if arguments.no_filter else None,
+            "runs_dir": arguments.runs_dir,
+        },
+    )
+
+
+def train(arguments: argparse.Namespace, began: float) -> int:
+    config = settings(arguments)
+    start = find_start(config, resume=arguments.resume)
+    # A copy of the descriptor: while the engine starts, descriptor 1 is its log's.
+    with os.fdopen(os.dup(1), "w") as output:
+        with Progress(config.steps, console=Console(file=output, highlight=False)) as progress:
+            try:
+                asyncio.run(interruptible(config, start, progress, began))
+            except asyncio.CancelledError:
+                progress.say(f"interrupted; --resume goes on from {config.directory / 'checkpoints'}")
+                return INTERRUPTED
+        print(f"report: {config.directory / 'report.html'}", file=output)
+    return OK
+
+
+async def interruptible(config: Config, start: Start, progress: Progress, began: float) -> None:
+    """Runs until done, or until the first SIGINT or SIGTERM cancels it; then nothing lasts over 10 s.
+
+    A library's thread that cannot be cancelled (the engine's start) ends when its processes do.
+    """
+    this = asyncio.current_task()
+    assert this is not None
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, lambda: None)
+        deadline = threading.Timer(STOP_SECONDS, processes.end_at_once, [INTERRUPTED])
+        deadline.daemon = True
+        deadline.start()
+        progress.say("stopping")
+        this.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        await run(config, start, progress, began)
+    finally:
+        processes.kill_descendants()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    began = time.monotonic()
+    arguments = parser().parse_args(argv)
+    try:
+        if arguments.command == "report":
+            print(write_report(arguments.run))
+            return OK
+        return train(arguments, began)
+    except USER_ERRORS as error:
+        print(f"rl: {_line(error)}", file=sys.stderr)
+        return USAGE
+    except RUN_ERRORS as error:
+        print(f"rl: {type(error).__name__}: {_line(error)}", file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        print(f"rl: {error}", file=sys.stderr)
+        return USAGE if error.errno in (errno.ENOSPC, errno.EACCES, errno.ENOENT, errno.EROFS) else FAILED
+
+
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Watches a run: adds what the sandboxes and the generator say to each step's row, and writes it down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rl.generator import Generator
+from rl.metrics import MetricsLog, Row, latency_row
+from rl.progress import Progress
+from rl.sandboxes import DaemonSandboxes
+from sandboxd import Client, PoolStats
+
+Totals = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is asked at each step. `control` is a client of its own, so it outlives the rollouts'."""
+
+    control: Client
+    pool: str
+    sandboxes: DaemonSandboxes
+    generator: Generator
+
+
+class Observer:
+    """Writes the metrics log and feeds the progress display."""
+
+    def __init__(
+        self,
+        watched: Watched,
+        log: MetricsLog,
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.log = log
+        self._watched = watched
+        self._progress = progress
+        self._clock = clock
+        self._began = clock()
+        self._busy_began = watched.generator.stats().busy_seconds
+
+    async def step(self, row: Row) -> None:
+        """Completes the row of a step, writes it and shows it."""
+        stats = await self._watched.control.get_pool(self._watched.pool)
+        row |= pool_row(stats)
+        row |= latency_row("sandbox/acquire", self._watched.sandboxes.drain_waits())
+        row["time/wall"] = self._clock() - self._began
+        row["perf/generator_idle_ratio"] = self.idle_ratio()
+        self.log.write(row)
+        self._progress.step(row, stats)
+
+    def idle_ratio(self) -> float:
+        """Share of the time since the start of training in which the generator had no request to run."""
+        elapsed = self._clock() - self._began
+        busy = self._watched.generator.stats().busy_seconds - self._busy_began
+        return max(0.0, 1.0 - busy / elapsed) if elapsed > 0 else 0.0
+
+
+def pool_row(stats: PoolStats) -> Row:
+    """A pool's counts as they go into a row."""
+    row = {
+        "sandbox/warm": float(stats.warm),
+        "sandbox/starting": float(stats.starting),
+        "sandbox/active": float(stats.active),
+        "sandbox/waiting": float(stats.waiting),
+        "sandbox/start_failures": float(stats.start_failures_total),
+    }
+    if stats.start_seconds is not None:
+        row["sandbox/start_s"] = stats.start_seconds
+    return row
+
+
+def sandbox_totals(before: PoolStats, after: PoolStats) -> Totals:
+    """What the daemon counted between two moments; `active` is what it still holds at the second."""
+    return {
+        "acquired": after.acquired_total - before.acquired_total,
+        "released": after.released_total - before.released_total,
+        "expired": after.expired_total - before.expired_total,
+        "lost": after.lost_total - before.lost_total,
+        "active": after.active,
+    }

@@ -1,0 +1,314 @@
+"""Puts a run together from its settings (daemon, generator, trainer, loop); measures, trains, measures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl.buffer import GroupBuffer
+from rl.checkpoint import LoopState, newest_checkpoint, read_state, write_checkpoint
+from rl.config import Config
+from rl.curriculum import Curriculum, SolveRateBands, Uniform
+from rl.dialogue import Dialogue
+from rl.errors import ConfigError
+from rl.evaluation import evaluate
+from rl.generator import Generator
+from rl.generators.vllm import VllmSettings, open_vllm
+from rl.ledger import Ledger, MeteredGenerator
+from rl.loop import Loop, Parts, Plan
+from rl.metrics import MetricsLog, Row
+from rl.model import ChatTokenizer, prepare_model
+from rl.observer import Observer, Watched
+from rl.player import Player
+from rl.progress import Progress
+from rl.report import write_report
+from rl.rollout import Limits, Rollout
+from rl.sandboxes import DaemonSandboxes
+from rl.staleness import WindowPolicy
+from rl.summary import Results, check_sandboxes, summarise
+from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family
+from rl.trainer_process import Trainer, start_trainer
+from rl.weights import Publisher, weights_directory
+from sandboxd import Client
+from sandboxd.child import child_daemon
+
+SAVE_SECONDS = 5.0
+"""The longest that saving may take after Ctrl-C, which must end within 10 s in all."""
+
+REPORT_SECONDS = 3.0
+"""Kept free at the end of a run with a time limit, for the report and for stopping the processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What a run holds that is costly to start, ready to use."""
+
+    generator: Generator
+    trainer: Trainer
+    model_path: Path
+    weights: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins: at nothing, or at a checkpoint."""
+
+    checkpoint: Path | None = None
+    state: LoopState | None = None
+
+
+async def run(config: Config, start: Start, progress: Progress, began: float) -> dict[str, Any]:
+    """Trains and measures; returns the summary, which lies in the run's directory beside the report.
+
+    `began` is when the program started, on time.monotonic: a time limit counts from there. Raises
+    ConfigError before anything costly, LedgerError after the report is written.
+    """
+    source = task_source(config)
+    held_out = build_held_out(source, per_kind=config.heldout.per_kind, per_level=config.heldout.per_level)
+    async with AsyncExitStack() as stack:
+        address = config.sandboxes.address or await _own_daemon(config, stack, progress)
+        control = await stack.enter_async_context(Client(address))
+        before = await control.get_pool(config.sandboxes.pool)
+        engines = await stack.enter_async_context(open_engines(config, start, progress))
+        session = Session(config, start, progress, began)
+        ledger = Ledger()
+        async with Client(address) as client:
+            results = await session.play(engines, Leasing(control, client), ledger, (source, held_out))
+        after = await control.get_pool(config.sandboxes.pool)
+        progress.say("stopping the processes")
+    summary = summarise(config, results, ledger, (before, after))
+    directory = config.directory
+    await asyncio.to_thread(_write_results, directory, summary)
+    ledger.check()
+    if not config.sandboxes.address:
+        check_sandboxes(before, after)
+    return summary
+
+
+def _write_results(directory: Path, summary: dict[str, Any]) -> None:
+    (directory / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_report(directory)
+
+
+def task_source(config: Config) -> TaskSource:
+    """The families that the settings name. Raises UnknownFamily."""
+    builtin = {family.name: family for family in builtin_families()}
+    names = config.families or list(builtin)
+    return TaskSource(builtin[name] if name in builtin else load_family(name) for name in names)
+
+
+def find_start(config: Config, *, resume: bool) -> Start:
+    """Prepares the run's directory. A run of the same name that is not resumed is moved aside."""
+    directory = config.directory
+    checkpoint = newest_checkpoint(directory / "checkpoints")
+    if resume and checkpoint is None:
+        raise ConfigError(f"there is no checkpoint under {directory / 'checkpoints'}; leave out --resume")
+    if resume and checkpoint is not None:
+        return Start(checkpoint, read_state(checkpoint))
+    if directory.exists():
+        number = 1
+        while (aside := directory.with_name(f"{directory.name}.old-{number}")).exists():
+            number += 1
+        directory.rename(aside)
+    directory.mkdir(parents=True)
+    (directory / "config.toml").write_text(config.as_toml())
+    return Start()
+
+
+async def _own_daemon(config: Config, stack: AsyncExitStack, progress: Progress) -> str:
+    """Starts a daemon for this run alone; it ends with the run, however the run ends."""
+    progress.say("starting the sandbox daemon")
+    wanted = config.sandboxes
+    lines = [f"[pools.{wanted.pool}]", f"backend = {json.dumps(wanted.backend)}", f"warm = {wanted.warm}"]
+    lines += [f"image = {json.dumps(wanted.image)}"] if wanted.image else []
+    directory = (config.directory / "sandboxd").resolve()
+    settings = directory / "config.toml"
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(settings.write_text, "\n".join(lines) + "\n")
+    return await stack.enter_async_context(child_daemon(directory, config=settings))
+
+
+@asynccontextmanager
+async def open_engines(config: Config, start: Start, progress: Progress) -> AsyncIterator[Engines]:
+    """Starts the generator and the trainer side by side, for the length of the block."""
+    progress.say("preparing the model")
+    model_path = await asyncio.to_thread(prepare_model, config.model, config.models_dir)
+    logs = config.directory.resolve() / "logs"
+    await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
+    settings = VllmSettings(
+        model=model_path.resolve(),
+        log_path=logs / "vllm.log",
+        seed=config.seed,
+        max_concurrent=config.concurrent_episodes,
+        max_context=config.episode.context_tokens,
+        kv_cache_bytes=config.generator.kv_cache_bytes,
+        compiled=config.generator.compiled,
+    )
+    async with AsyncExitStack() as stack:
+        weights = await stack.enter_async_context(weights_directory())
+        trainer = await stack.enter_async_context(start_trainer(logs / "trainer.log"))
+        progress.say("starting the generator and the trainer")
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(trainer.load(model_path.resolve(), config.trainer))
+            generator = await stack.enter_async_context(open_vllm(settings))
+        if start.checkpoint is not None:
+            await trainer.restore(start.checkpoint.resolve())
+        yield Engines(generator, trainer, model_path.resolve(), weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Leasing:
+    """Two clients of one daemon: `control` reads counts also after `client` has released all it leased."""
+
+    control: Client
+    client: Client
+
+
+class Session:
+    """One run between the start of its engines and their end."""
+
+    def __init__(self, config: Config, start: Start, progress: Progress, began: float) -> None:
+        self._config = config
+        self._start = start
+        self._progress = progress
+        self._began = began
+        self._saved_step = -1
+
+    async def play(
+        self, engines: Engines, leasing: Leasing, ledger: Ledger, tasks: tuple[TaskSource, HeldOut]
+    ) -> Results:
+        """Measures, trains, measures. Saves a checkpoint when training ends, also when it is broken off."""
+        config, state = self._config, self._start.state
+        source, held_out = tasks
+        sandboxes = self._sandboxes(leasing.client)
+        metered = MeteredGenerator(engines.generator, ledger)
+        player = self._player(metered, sandboxes, engines.model_path, source)
+        publisher = Publisher(engines.trainer, engines.generator, engines.model_path, engines.weights)
+        if state is not None and state.version > 0:
+            await publisher.publish(state.version)
+        before = state.before if state and state.before else await self._measure(player, held_out, "before")
+        log = MetricsLog(config.directory / "metrics.jsonl", resume_after=state.step if state else None)
+        watched = Watched(leasing.control, config.sandboxes.pool, sandboxes, engines.generator)
+        observer = Observer(watched, log, self._progress)
+
+        async def on_step(row: Row) -> None:
+            every = config.heldout.every_steps
+            if every and loop.step % every == 0:
+                row |= _heldout_row(await self._measure(player, held_out, f"at step {loop.step}"))
+            await observer.step(row)
+            if config.checkpoint_every_steps and loop.step % config.checkpoint_every_steps == 0:
+                await self._save(engines.trainer, loop, before)
+
+        parts = Parts(
+            curriculum=self._curriculum(source),
+            player=player,
+            buffer=GroupBuffer(WindowPolicy(config.staleness_bound, config.groups_per_batch)),
+            trainer=engines.trainer,
+            publisher=publisher,
+            on_step=on_step,
+        )
+        plan = self._plan(before)
+        loop = Loop(parts, plan, state)
+        self._progress.until(plan.deadline)
+        self._progress.say("training")
+        training_began = time.monotonic()
+        try:
+            await loop.run()
+        finally:
+            async with asyncio.timeout(SAVE_SECONDS):
+                await self._save(engines.trainer, loop, before)
+        idle = observer.idle_ratio()
+        training_seconds = time.monotonic() - training_began
+        after = await self._measure(player, held_out, "after")
+        return Results(
+            before=before,
+            after=after,
+            rows=log.rows,
+            steps=loop.step,
+            versions=publisher.version,
+            waiting_seconds=loop.waiting_seconds,
+            training_seconds=loop.training_seconds,
+            loop_seconds=training_seconds,
+            wall_seconds=time.monotonic() - self._began + (state.wall_seconds if state else 0.0),
+            generator_idle_ratio=idle,
+        )
+
+    def _plan(self, before: dict[str, Any]) -> Plan:
+        config = self._config
+        limit = config.time_limit_seconds
+        # The evaluation after training takes about as long as the one before it.
+        reserve = float(before["seconds"]) + REPORT_SECONDS
+        return Plan(
+            steps=config.steps,
+            groups_per_batch=config.groups_per_batch,
+            samples_per_group=config.samples_per_group,
+            replace_silent=config.filter,
+            deadline=None if limit is None else self._began + limit - reserve,
+        )
+
+    def _curriculum(self, source: TaskSource) -> Curriculum:
+        config = self._config
+        curriculum: Curriculum
+        if config.filter:
+            curriculum = SolveRateBands(source, list(source.families), seed=config.seed)
+        else:
+            places = [(family, level) for family, count in source.levels().items() for level in range(count)]
+            curriculum = Uniform(source, places, seed=config.seed)
+        if self._start.state is not None:
+            curriculum.load_state_dict(self._start.state.curriculum)
+        return curriculum
+
+    def _sandboxes(self, client: Client) -> DaemonSandboxes:
+        wanted = self._config.sandboxes
+        return DaemonSandboxes(client, wanted.pool, ttl=wanted.ttl_seconds, timeout=wanted.timeout_seconds)
+
+    def _player(
+        self, generator: Generator, sandboxes: DaemonSandboxes, model_path: Path, source: TaskSource
+    ) -> Player:
+        config = self._config.episode
+        limits = Limits(
+            max_turns=config.max_turns,
+            turn_tokens=config.turn_tokens,
+            context_tokens=config.context_tokens,
+            code_seconds=config.code_seconds,
+        )
+        dialogue = Dialogue(ChatTokenizer(model_path))
+        rollout = Rollout(generator, sandboxes, dialogue, source.verify, limits=limits)
+        assert isinstance(generator, MeteredGenerator)
+        return Player(
+            rollout,
+            generator.ledger,
+            concurrent=self._config.concurrent_episodes,
+            episode_seconds=config.seconds,
+        )
+
+    async def _measure(self, player: Player, held_out: HeldOut, when: str) -> dict[str, Any]:
+        self._progress.say(f"measuring on held-out problems, {when}")
+        result = await evaluate(player, held_out.benchmark, held_out.mix)
+        self._progress.say(f"held-out {when}: {result.describe()}")
+        return result.as_dict()
+
+    async def _save(self, trainer: Trainer, loop: Loop, before: dict[str, Any]) -> None:
+        """Saves unless this step is saved already or nothing has been trained."""
+        if loop.step == self._saved_step or loop.step == 0:
+            return
+        previous = self._start.state.wall_seconds if self._start.state else 0.0
+        wall = time.monotonic() - self._began + previous
+
+        def state_at(version: int) -> LoopState:
+            return replace(loop.state(version), before=before, wall_seconds=wall)
+
+        await write_checkpoint(self._config.directory.resolve() / "checkpoints", trainer, state_at)
+        self._saved_step = loop.step
+
+
+def _heldout_row(measured: dict[str, Any]) -> Row:
+    row = {"heldout/overall": measured["overall"], "heldout/benchmark": measured["benchmark"]["overall"]}
+    row |= {f"heldout/{kind}": rate for kind, rate in measured["benchmark"]["kinds"].items()}
+    return {name: float(value) for name, value in row.items() if value is not None}

