@@ -28,7 +28,7 @@ from sandboxd.errors import BackendUnavailable, PoolNotFound, SandboxdError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-STOP_SECONDS = 9.0
+STOP_SECONDS = 8.0
 """After Ctrl-C everything must have ended within 10 s, whatever library is in the middle of what."""
 
 USER_ERRORS = (ConfigError, ModelNotFound, UnknownFamily, BackendUnavailable, PoolNotFound)

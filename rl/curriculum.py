@@ -102,8 +102,8 @@ class BandSettings:
 
     low: float = 0.1
     high: float = 0.9
-    outside: float = 0.1
-    open_at: float = 0.5
+    outside: float = 0.04
+    open_at: float = 0.35
     memory: float = 16.0
 
     def __post_init__(self) -> None:
@@ -201,7 +201,8 @@ class SolveRateBands:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._drawer.load_state_dict(state["drawer"])
-        self._open = {family: int(count) for family, count in state["open"].items()}
+        # In the order of the families, not of the file: the order decides which place a random number hits.
+        self._open = {family: int(state["open"].get(family, 1)) for family in self._levels}
         self._estimates = {
             (family, level): _Estimate(solved, failed) for family, level, solved, failed in state["estimates"]
         }

@@ -58,7 +58,7 @@ STYLE = PromptStyle(
     shots=(
         _shot("What is 15 + 27?", "15 + 27", "42"),
         _shot("Tom has 12 pears and eats 3. How many pears does Tom have now?", "12 - 3", "9"),
-        _shot('Replace "o" by "a" in "stone".', '"stone".replace("o", "a")', "stane"),
+        _shot('What does print("planet".upper()) print?', '"planet".upper()', "PLANET"),
     ),
 )
 """The examples belong to two of the six benchmark kinds (a two-term sum, with numbers below 100; a

@@ -32,8 +32,8 @@ class VllmSettings:
     """How to start the engine.
 
     `max_context` is in tokens, prompt and continuation together; `kv_cache_bytes` the memory for
-    keys and values; `in_core` runs the model in the engine's own process; `start_seconds` and `update_seconds` bound the start and one weight update.
-    vLLM's own log goes to `log_path`.
+    keys and values; `in_core` runs the model in the engine's own process; `start_seconds` and
+    `update_seconds` bound the start and one weight update. vLLM's own log goes to `log_path`.
     """
 
     model: Path
