@@ -4,8 +4,9 @@ Staleness of a group at a step = version of the weights that the step trains, mi
 that sampled any of its tokens. Time in the queue counts: the version is read when the group is trained.
 
 Why nothing need be dropped: with bound S and batches of P groups, at most (S+1)·P groups are between
-admission and live weights. Each step trains the P oldest, so of the groups admitted under version v at
-most P remain S steps later, and that step waits for them. `evict` is the net under this argument.
+admission and live weights, and a batch is formed only if those it leaves behind, running ones included,
+can still all be trained in time: at most j·P of them may be due within the next j steps. When nothing
+runs, the P oldest satisfy this; so waiting always ends. `evict` is the net under this argument.
 """
 
 from __future__ import annotations
@@ -61,9 +62,16 @@ class WindowPolicy:
     def select(
         self, ready: Sequence[Candidate], running: Sequence[Candidate], version: int
     ) -> tuple[int, ...] | None:
-        # A running group that would be too old at the step after this one belongs into this one.
-        due = any(version - c.oldest_version >= self.bound for c in running)
-        if len(ready) < self.groups_per_batch or due:
+        if len(ready) < self.groups_per_batch:
             return None
         oldest_first = sorted(ready, key=lambda c: (c.oldest_version, c.ticket))
-        return tuple(c.ticket for c in oldest_first[: self.groups_per_batch])
+        chosen, left = oldest_first[: self.groups_per_batch], oldest_first[self.groups_per_batch :]
+        if not self._all_in_time([*left, *running], version + 1):
+            return None
+        return tuple(c.ticket for c in chosen)
+
+    def _all_in_time(self, groups: Sequence[Candidate], version: int) -> bool:
+        """Whether every group can be trained within the bound when the next step trains `version`."""
+        # The last version at which a group may be trained is its oldest plus the bound.
+        due = sorted(max(c.oldest_version + self.bound - version + 1, 0) for c in groups)
+        return all(place < steps * self.groups_per_batch for place, steps in enumerate(due))
