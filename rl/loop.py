@@ -114,7 +114,7 @@ class Loop:
         try:
             async with asyncio.TaskGroup() as stages:
                 training = stages.create_task(self._train(), name="train")
-                feeding = stages.create_task(self._outlive(self._feed(), training), name="feed")
+                feeding = stages.create_task(self.outlive(self._feed(), training), name="feed")
                 training.add_done_callback(lambda _: feeding.cancel())
         except BaseExceptionGroup as group:
             error = first_error(group)
@@ -125,7 +125,7 @@ class Loop:
             self._members.clear()
             self._parts.player.ledger.settle_open()
 
-    async def _outlive(self, stage: Coroutine[None, None, None], consumer: asyncio.Task[None]) -> None:
+    async def outlive(self, stage: Coroutine[None, None, None], consumer: asyncio.Task[None]) -> None:
         """A producer that returns while its consumer still waits would leave it waiting for ever."""
         await stage
         if not consumer.done():
