@@ -168,7 +168,10 @@ class ExecConnection:
         env = {b"HOME": self._template.cwd, **self._template.env, **command.env, MARK.encode(): mark.encode()}
         argv = ["sh", "-c", START, "sh", *map(_text, command.argv)]
         pairs = [f"{_text(key)}={_text(value)}" for key, value in env.items()]
-        return argv, pairs, _text(command.cwd or self._template.cwd)
+        cwd = self._template.cwd
+        if command.cwd is not None:
+            cwd = os.path.join(cwd, command.cwd)  # noqa: PTH118 - bytes
+        return argv, pairs, _text(cwd)
 
 
 class Execution:
