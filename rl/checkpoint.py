@@ -1,8 +1,8 @@
 """Saves a run in one atomic directory and finds the newest one: what is there is always whole.
 
-    checkpoints/step-000012/
-        model.safetensors  optimizer.safetensors  trainer.json     written by the trainer
-        state.json                                                 everything else
+checkpoints/step-000012/
+    model.safetensors  optimizer.safetensors  trainer.json     written by the trainer
+    state.json                                                 everything else
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ LOST_BATCHES = 3
 NON_FINITE_STEPS = 3
 """So many steps in a row that were not finite: the weights are beyond repair."""
 
+RECENT_STEPS = 4
+"""The first steps of a run are the longest; by what followed them it is judged how long one more takes."""
+
 LOST_PAUSE_SECONDS = 0.1
 LOST_PAUSE_LIMIT_SECONDS = 5.0
 """After a group lost to infrastructure the next one waits, twice as long each time, up to the limit."""
@@ -92,7 +95,7 @@ class Loop:
         self._lost = 0
         self._non_finite = 0
         self._last_loss = ""
-        self._slowest_step = 0.0
+        self._recent_steps: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def state(self, saved_version: int) -> LoopState:
         """What goes into a checkpoint beside trainer state of version `saved_version`.
@@ -266,28 +269,32 @@ class Loop:
             self._parts.player.ledger.settle(member.account, fate, why)
 
     def _out_of_time(self) -> bool:
-        """Whether another step as long as the longest so far would end after the deadline."""
+        """Whether another step as long as the longest of the last few would end after the deadline."""
         deadline = self._plan.deadline
-        return deadline is not None and self._parts.clock() + self._slowest_step > deadline
+        return deadline is not None and self._parts.clock() + max(self._recent_steps, default=0.0) > deadline
 
     def _timing(self, began: float, ready: float, trained: float, live: float) -> Row:
         """`began` waiting, batch `ready`, `trained`, weights `live`: all on the loop's clock."""
         waiting, training = (ready - began) + (live - trained), trained - ready
         self.waiting_seconds += waiting
         self.training_seconds += training
-        self._slowest_step = max(self._slowest_step, live - began)
+        self._recent_steps.append(live - began)
         row = self._interval.row(live - began)
         self._interval = Interval()
-        return row | self._parts.curriculum.metrics() | {
-            "step": float(self.step),
-            "version": float(self._parts.publisher.version),
-            "time/step": live - began,
-            "time/wait_for_batch": ready - began,
-            "time/train": training,
-            "time/publish": live - trained,
-            "perf/wait_time_ratio": wait_ratio(waiting, training),
-            "rollout/inflight": float(self._parts.player.running),
-        }
+        return (
+            row
+            | self._parts.curriculum.metrics()
+            | {
+                "step": float(self.step),
+                "version": float(self._parts.publisher.version),
+                "time/step": live - began,
+                "time/wait_for_batch": ready - began,
+                "time/train": training,
+                "time/publish": live - trained,
+                "perf/wait_time_ratio": wait_ratio(waiting, training),
+                "rollout/inflight": float(self._parts.player.running),
+            }
+        )
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

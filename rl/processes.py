@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 
 
+TRACKER = b"multiprocessing.resource_tracker"
+
+
 def descendants(pid: int) -> list[int]:
     """Processes started by `pid` and by those in turn, found in /proc; none where there is no /proc."""
     children: defaultdict[int, list[int]] = defaultdict(list)
@@ -29,10 +32,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_descendants() -> None:
+    """Kills all descendants but Python's own resource tracker: that one ends by itself once this process
+    is gone, and removes the named semaphores that would otherwise stay in shared memory.
+    """
     for pid in descendants(os.getpid()):
         try:
+            if TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes():
+                continue
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
+        except (ProcessLookupError, FileNotFoundError):
             continue
 
 

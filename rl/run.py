@@ -16,7 +16,7 @@ from rl.checkpoint import LoopState, newest_checkpoint, read_state, write_checkp
 from rl.config import Config
 from rl.curriculum import Curriculum, SolveRateBands, Uniform
 from rl.dialogue import Dialogue
-from rl.errors import ConfigError
+from rl.errors import ConfigError, TrainerDead
 from rl.evaluation import evaluate
 from rl.generator import Generator
 from rl.generators.vllm import VllmSettings, open_vllm
@@ -179,6 +179,7 @@ class Session:
         self._progress = progress
         self._began = began
         self._saved_step = -1
+        self._before: dict[str, Any] = {}
 
     async def play(
         self, engines: Engines, leasing: Leasing, ledger: Ledger, tasks: tuple[TaskSource, HeldOut]
@@ -187,12 +188,13 @@ class Session:
         config, state = self._config, self._start.state
         source, held_out = tasks
         sandboxes = self._sandboxes(leasing.client)
-        metered = MeteredGenerator(engines.generator, ledger)
-        player = self._player(metered, sandboxes, engines.model_path, source)
+        player = self._player(MeteredGenerator(engines.generator, ledger), sandboxes, engines, source)
         publisher = Publisher(engines.trainer, engines.generator, engines.model_path, engines.weights)
         if state is not None and state.version > 0:
             await publisher.publish(state.version)
-        before = state.before if state and state.before else await self._measure(player, held_out, "before")
+        self._before = state.before if state is not None else {}
+        if not self._before:
+            self._before = await self._measure(player, held_out, "before")
         log = MetricsLog(config.directory / "metrics.jsonl", resume_after=state.step if state else None)
         watched = Watched(leasing.control, config.sandboxes.pool, sandboxes, engines.generator)
         observer = Observer(watched, log, self._progress)
@@ -203,7 +205,7 @@ class Session:
                 row |= _heldout_row(await self._measure(player, held_out, f"at step {loop.step}"))
             await observer.step(row)
             if config.checkpoint_every_steps and loop.step % config.checkpoint_every_steps == 0:
-                await self._save(engines.trainer, loop, before)
+                await self._save(engines.trainer, loop)
 
         parts = Parts(
             curriculum=self._curriculum(source),
@@ -213,37 +215,55 @@ class Session:
             publisher=publisher,
             on_step=on_step,
         )
-        plan = self._plan(before)
+        plan = self._plan()
         loop = Loop(parts, plan, state)
         self._progress.until(plan.deadline)
         self._progress.say("training")
-        training_began = time.monotonic()
-        try:
-            await loop.run()
-        finally:
-            async with asyncio.timeout(SAVE_SECONDS):
-                await self._save(engines.trainer, loop, before)
-        idle = observer.idle_ratio()
-        training_seconds = time.monotonic() - training_began
+        began = time.monotonic()
+        await self._train(loop, engines.trainer)
+        loop_seconds, idle = time.monotonic() - began, observer.idle_ratio()
         after = await self._measure(player, held_out, "after")
         return Results(
-            before=before,
+            before=self._before,
             after=after,
             rows=log.rows,
             steps=loop.step,
             versions=publisher.version,
             waiting_seconds=loop.waiting_seconds,
             training_seconds=loop.training_seconds,
-            loop_seconds=training_seconds,
-            wall_seconds=time.monotonic() - self._began + (state.wall_seconds if state else 0.0),
+            loop_seconds=loop_seconds,
+            wall_seconds=self._wall_seconds(),
             generator_idle_ratio=idle,
         )
 
-    def _plan(self, before: dict[str, Any]) -> Plan:
+    async def _train(self, loop: Loop, trainer: Trainer) -> None:
+        """Runs the loop and saves what it reached, however it ends; in haste when it is interrupted."""
+        try:
+            await loop.run()
+        except asyncio.CancelledError:
+            try:
+                async with asyncio.timeout(SAVE_SECONDS):
+                    await self._save(trainer, loop)
+            except TimeoutError:
+                self._progress.say(f"not saved within {SAVE_SECONDS:g} s: the checkpoint before is the last")
+            raise
+        except TrainerDead:
+            raise
+        except Exception:
+            await self._save(trainer, loop)
+            raise
+        await self._save(trainer, loop)
+
+    def _wall_seconds(self) -> float:
+        """Since the program started, and what a resumed run had spent before."""
+        before = self._start.state.wall_seconds if self._start.state else 0.0
+        return time.monotonic() - self._began + before
+
+    def _plan(self) -> Plan:
         config = self._config
         limit = config.time_limit_seconds
         # The evaluation after training takes about as long as the one before it.
-        reserve = float(before["seconds"]) + REPORT_SECONDS
+        reserve = float(self._before["seconds"]) + REPORT_SECONDS
         return Plan(
             steps=config.steps,
             groups_per_batch=config.groups_per_batch,
@@ -269,7 +289,7 @@ class Session:
         return DaemonSandboxes(client, wanted.pool, ttl=wanted.ttl_seconds, timeout=wanted.timeout_seconds)
 
     def _player(
-        self, generator: Generator, sandboxes: DaemonSandboxes, model_path: Path, source: TaskSource
+        self, generator: MeteredGenerator, sandboxes: DaemonSandboxes, engines: Engines, source: TaskSource
     ) -> Player:
         config = self._config.episode
         limits = Limits(
@@ -278,9 +298,8 @@ class Session:
             context_tokens=config.context_tokens,
             code_seconds=config.code_seconds,
         )
-        dialogue = Dialogue(ChatTokenizer(model_path))
+        dialogue = Dialogue(ChatTokenizer(engines.model_path))
         rollout = Rollout(generator, sandboxes, dialogue, source.verify, limits=limits)
-        assert isinstance(generator, MeteredGenerator)
         return Player(
             rollout,
             generator.ledger,
@@ -294,15 +313,13 @@ class Session:
         self._progress.say(f"held-out {when}: {result.describe()}")
         return result.as_dict()
 
-    async def _save(self, trainer: Trainer, loop: Loop, before: dict[str, Any]) -> None:
+    async def _save(self, trainer: Trainer, loop: Loop) -> None:
         """Saves unless this step is saved already or nothing has been trained."""
         if loop.step == self._saved_step or loop.step == 0:
             return
-        previous = self._start.state.wall_seconds if self._start.state else 0.0
-        wall = time.monotonic() - self._began + previous
 
         def state_at(version: int) -> LoopState:
-            return replace(loop.state(version), before=before, wall_seconds=wall)
+            return replace(loop.state(version), before=self._before, wall_seconds=self._wall_seconds())
 
         await write_checkpoint(self._config.directory.resolve() / "checkpoints", trainer, state_at)
         self._saved_step = loop.step
