@@ -335,11 +335,10 @@ class _Run:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        try:
-            if not self._over:
-                await self._kill_tree()
-        finally:
-            self._execution.close()
+        # First: while output that nobody reads is stuck in it, the Engine tells no other program's end.
+        self._execution.close()
+        if not self._over:
+            await self._kill_tree()
 
 
 def _text(value: bytes) -> str:
