@@ -100,11 +100,11 @@ class BandSettings:
     one reaches `open_at`. `memory` is the number of episodes that the estimate looks back on.
     """
 
-    low: float = 0.1
-    high: float = 0.9
+    low: float = 0.05
+    high: float = 0.85
     outside: float = 0.04
     open_at: float = 0.35
-    memory: float = 16.0
+    memory: float = 8.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low < self.high <= 1.0:
@@ -170,9 +170,15 @@ class SolveRateBands:
 
     def weight(self, place: Place) -> float:
         """How often a place is drawn, relative to one whose solve rate is 1/2."""
-        rate = self._estimate(place).rate
+        rate = self._solved(place)
         inside = self._settings.low <= rate <= self._settings.high
         return max(4.0 * rate * (1.0 - rate), self._settings.outside) if inside else self._settings.outside
+
+    def _solved(self, place: Place) -> float:
+        """The estimated solve rate. Whoever solves a harder level of a family solves this one as often."""
+        family, level = place
+        harder = [self._estimates.get((family, above)) for above in range(level + 1, self._open[family])]
+        return max([self._estimate(place).rate, *(estimate.rate for estimate in harder if estimate)])
 
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
         place = (task.family, task.level)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -20,10 +21,13 @@ from rl.batching import PackedPass, plan_passes
 from rl.config import TrainerConfig
 from rl.errors import ConfigError, NonFiniteStep
 from rl.loss import token_logprobs, truncated_importance_loss
-from rl.types import Batch, StepReport
+from rl.types import Batch, PackedGroup, Sample, StepReport
 
 ADAM_BETAS = (0.9, 0.95)
 """The second moment follows within about 20 steps: a run here is tens of steps long, not thousands."""
+
+
+WARM_UP_SAMPLES = 8
 
 
 class TorchTrainer:
@@ -59,6 +63,19 @@ class TorchTrainer:
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return cls(model.to(device), config)
+
+    def warm_up(self) -> None:
+        """Computes a full pass and forgets it: its memory is paged in while the generator still starts."""
+        rng = np.random.default_rng(0)
+        length = max(2, self._config.max_pass_tokens // WARM_UP_SAMPLES)
+        vocabulary = self.model.config.vocab_size
+        ids = rng.integers(0, vocabulary, (WARM_UP_SAMPLES, length), dtype=np.int32)
+        likely = np.full(length, -1.0, np.float32)
+        samples = tuple(Sample(row, np.ones(length, np.bool_), likely, 1.0) for row in ids[1:])
+        group = PackedGroup("warm-up", ids[0], samples)
+        for packed in plan_passes((group,), self._config.max_pass_tokens):
+            self.accumulate(packed, packed.targets.size)
+        self._optimizer.zero_grad(set_to_none=False)
 
     def step(self, batch: Batch) -> StepReport:
         """One optimiser step. Raises NonFiniteStep, with weights and optimiser as they were before."""

@@ -23,6 +23,10 @@ from rl.trainer import TorchTrainer
 
 Request = tuple[int, str, tuple[Any, ...]]
 
+NICENESS = 10
+"""On the generator's own cores the trainer takes what the generator leaves. Two teams of threads that
+preempt one another wait at every barrier for the member that was put aside; one after the other is faster."""
+
 
 class Host:
     """Answers requests `(number, name, arguments)` with `(number, error name or None, result)`."""
@@ -75,9 +79,11 @@ class Host:
 
     def _load(self, model_path: Path, config: TrainerConfig) -> None:
         self._trainer = TorchTrainer.load(model_path, config)
+        self._trainer.warm_up()
 
 
 def main() -> None:
+    os.nice(NICENESS)
     # Libraries print; the pipe is ours alone. What they print goes where standard error goes: the log.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -21,8 +21,11 @@ SOURCE = TaskSource([Sums(), Words(), Letters()])
 FAMILIES = ["sums", "words", "letters"]
 
 
-def bands(seed: int = 0) -> SolveRateBands:
-    return SolveRateBands(SOURCE, FAMILIES, seed=seed)
+WIDE = BandSettings(low=0.1, high=0.9, outside=0.1, open_at=0.5, memory=16.0)
+
+
+def bands(seed: int = 0, settings: BandSettings = WIDE) -> SolveRateBands:
+    return SolveRateBands(SOURCE, FAMILIES, seed=seed, settings=settings)
 
 
 def uniform(seed: int = 0) -> Uniform:
@@ -92,6 +95,14 @@ def test_the_middle_band_is_drawn_most() -> None:
     counts = drawn(curriculum)
     assert counts["sums", 1] > 3 * counts["sums", 0] > 0
     assert counts["sums", 1] > 3 * counts["letters", 0] > 0
+
+
+def test_an_easier_level_counts_as_solved_once_a_harder_one_is() -> None:
+    curriculum = bands()
+    teach(curriculum, ("sums", 0), 0.5)
+    before = curriculum.weight(("sums", 0))
+    teach(curriculum, ("sums", 1), 1.0, groups=6)
+    assert curriculum.weight(("sums", 0)) == curriculum.weight(("sums", 1)) < before
 
 
 def test_a_solve_rate_is_forgotten_as_the_policy_moves() -> None:
