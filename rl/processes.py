@@ -8,7 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NoReturn
 
-
 TRACKER = b"multiprocessing.resource_tracker"
 
 

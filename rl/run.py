@@ -38,7 +38,7 @@ from rl.weights import Publisher, weights_directory
 from sandboxd import Client
 from sandboxd.child import child_daemon
 
-SAVE_SECONDS = 5.0
+SAVE_SECONDS = 6.5
 """The longest that saving may take after Ctrl-C, which must end within 10 s in all."""
 
 REPORT_SECONDS = 3.0
@@ -179,6 +179,7 @@ class Session:
         self._progress = progress
         self._began = began
         self._saved_step = -1
+        self._saving: asyncio.Future[None] | None = None
         self._before: dict[str, Any] = {}
 
     async def play(
@@ -243,6 +244,8 @@ class Session:
         except asyncio.CancelledError:
             try:
                 async with asyncio.timeout(SAVE_SECONDS):
+                    if self._saving is not None:
+                        await self._saving
                     await self._save(trainer, loop)
             except TimeoutError:
                 self._progress.say(f"not saved within {SAVE_SECONDS:g} s: the checkpoint before is the last")
@@ -317,12 +320,18 @@ class Session:
         """Saves unless this step is saved already or nothing has been trained."""
         if loop.step == self._saved_step or loop.step == 0:
             return
+        # Shielded: an interruption while it writes lets it finish rather than begin again.
+        self._saving = asyncio.ensure_future(self._write_checkpoint(trainer, loop))
+        await asyncio.shield(self._saving)
+
+    async def _write_checkpoint(self, trainer: Trainer, loop: Loop) -> None:
+        step = loop.step
 
         def state_at(version: int) -> LoopState:
             return replace(loop.state(version), before=self._before, wall_seconds=self._wall_seconds())
 
         await write_checkpoint(self._config.directory.resolve() / "checkpoints", trainer, state_at)
-        self._saved_step = loop.step
+        self._saved_step = step
 
 
 def _heldout_row(measured: dict[str, Any]) -> Row:
