@@ -1,4 +1,4 @@
-"""What every test may ask for: a Docker Engine with the test images, skipped where there is none and CI is not set."""
+"""What every test may ask for: a Docker Engine with the test images, or a skip unless CI is set."""
 
 from __future__ import annotations
 

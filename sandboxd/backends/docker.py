@@ -48,7 +48,9 @@ LOG_BYTES = 4096
 # The guest's socket breaks a little before the Engine knows that its container ended.
 CAUSE_SECONDS = 5.0
 # What the Engine says while the kernel still holds on to a dying container's mounts.
-BUSY = re.compile(r"device or resource busy|unable to remove filesystem|driver .* failed to remove", re.IGNORECASE)
+BUSY = re.compile(
+    r"device or resource busy|unable to remove filesystem|driver .* failed to remove", re.IGNORECASE
+)
 GOING = re.compile(r"removal of container .* is already in progress", re.IGNORECASE)
 # The Engine refuses these for what the template says; no repetition mends it.
 FATAL = re.compile(
@@ -176,7 +178,9 @@ class DockerBackend:
 class _ContainerGuest(GuestConnection):
     """A guest whose end the Engine can explain."""
 
-    def __init__(self, engine: Engine, container: str, sandbox_id: str, path: Path, template: Template) -> None:
+    def __init__(
+        self, engine: Engine, container: str, sandbox_id: str, path: Path, template: Template
+    ) -> None:
         super().__init__(sandbox_id, path, template)
         self._engine = engine
         self._container = container
@@ -203,7 +207,7 @@ class _Start:
     async def run(self, template: Template, image: Image, labels: dict[str, str]) -> None:
         """Returns when the first process has said that it is ready. Raises StartFailed, APIError."""
         _make_directory(self._directory)
-        settings = _settings(template, image, self._directory)
+        settings = _settings(template, image)
         await self._engine.call(
             lambda api: api.create_container(
                 image.reference,
@@ -246,7 +250,9 @@ class _Start:
     def refused(self, error: docker.errors.APIError | EngineRefused) -> StartFailed:
         """The error for the Engine's refusal."""
         text = str(error.explanation if isinstance(error, docker.errors.APIError) else error)
-        return self.failed(f"the Docker Engine refused to {self._phase} it: {text}", retryable=not FATAL.search(text))
+        return self.failed(
+            f"the Docker Engine refused to {self._phase} it: {text}", retryable=not FATAL.search(text)
+        )
 
 
 def _make_directory(path: Path) -> None:
@@ -254,7 +260,7 @@ def _make_directory(path: Path) -> None:
     path.chmod(0o777)  # The guest's user binds its socket here; the state directory above is closed.
 
 
-def _settings(template: Template, image: Image, directory: Path) -> dict[str, Any]:
+def _settings(template: Template, image: Image) -> dict[str, Any]:
     program = ["python3", "-I", "-S", "-c", GUEST] if image.has_python else ["sh", "-c", IDLE]
     return {
         "entrypoint": program,
@@ -302,8 +308,10 @@ def _capabilities(info: dict[str, Any]) -> Capabilities:
         isolation=f"docker {info.get('ServerVersion', '?')}, {info.get('DefaultRuntime', '?')}",
         enforced_limits=frozenset(enforced),
         notes=(
-            "images without Python 3.8 run commands through the Engine's exec API: 60 to 200 ms each, signals"
-            " as exit codes, no CPU times",
+            (
+                "images without Python 3.8 run commands through the Engine's exec API: 60 to 200 ms each,"
+                " signals as exit codes, no CPU times"
+            ),
             "disk_bytes is not enforced: the writable layer shares the Engine's disk",
         ),
     )

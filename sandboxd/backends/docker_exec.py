@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 from urllib.parse import quote
 
 import docker.errors
@@ -36,9 +37,7 @@ KILL = (
 # The Engine itself holds a stream open for 2 s when a background child does.
 KILL_PATIENCE_SECONDS = 5.0
 IS_MISSING, IS_DIRECTORY, IS_REFUSED = 44, 45, 46
-STAGE = (
-    '[ ! -d "$1" ] || exit 45; d=$(dirname "$1"); mkdir -p "$d" && cat >"$d/$2"'
-)
+STAGE = '[ ! -d "$1" ] || exit 45; d=$(dirname "$1"); mkdir -p "$d" && cat >"$d/$2"'
 COMMIT = 'd=$(dirname "$1"); chmod "$3" "$d/$2" && mv -f "$d/$2" "$1"'
 DISCARD = 'rm -f "$(dirname "$1")/$2"'
 FETCH = (
@@ -141,7 +140,9 @@ class ExecConnection:
                     self._container, argv, stdin=True, environment=env or [], workdir=workdir
                 )
             )
-            stream = await self._engine.stream(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
+            stream = await self._engine.stream(
+                f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False}
+            )
         except (docker.errors.APIError, EngineRefused) as error:
             state = await self._engine.ended(self._container) or str(error)
             raise SandboxLost(f"sandbox {self._sandbox_id} is gone: {state}") from error
@@ -224,9 +225,9 @@ class Execution:
                     return int(attributes.get("exitCode", 0))
         raise SandboxLost("the Docker Engine went away while a command ran")
 
-    async def _inspect(self) -> dict[str, object]:
+    async def _inspect(self) -> dict[str, Any]:
         try:
-            found: dict[str, object] = await self._engine.call(lambda api: api.exec_inspect(self._exec_id))
+            found: dict[str, Any] = await self._engine.call(lambda api: api.exec_inspect(self._exec_id))
         except docker.errors.APIError as error:
             raise SandboxLost(f"the container is gone: {error.explanation}") from error
         return found

@@ -1,4 +1,4 @@
-"""What all Docker sandboxes of one image share, done once: the pull, the working directory, the look for Python.
+"""What all Docker sandboxes of one image share, done once: pull, working directory, the look for Python.
 
 A sandbox's user may not make directories at the root, and doing it in each container costs a tenth of a
 second each; so an image is derived that has the working directory, and removed when the backend closes.
@@ -25,7 +25,9 @@ LABEL = "sandboxd.instance"
 # Nobody's number on Debian, Alpine and most others: not root, and owner of nothing in the image.
 UNPRIVILEGED = "65534:65534"
 # What the guest needs; cut-down Pythons (Debian's python3-minimal) come without ctypes.
-NEEDED = "import ctypes, fcntl, os, resource, select, socket, sys, termios; sys.exit(sys.version_info < (3, 8))"
+NEEDED = (
+    "import ctypes, fcntl, os, resource, select, socket, sys, termios; sys.exit(sys.version_info < (3, 8))"
+)
 PROBE = ["python3", "-I", "-S", "-c", NEEDED]
 RATE_LIMIT = re.compile(r"toomanyrequests|too many requests|rate limit", re.IGNORECASE)
 UNKNOWN = re.compile(
@@ -112,7 +114,9 @@ class Images:
             found = await self._engine.call(lambda api: api.inspect_image(name))
         user = _unprivileged((found.get("Config") or {}).get("User") or "")
         digest = hashlib.sha256(f"{found['Id']} {cwd} {user}".encode()).hexdigest()[:16]
-        derivation = _Derivation(found["Id"], f"sandboxd-{self._instance}:{digest}", cwd, user, self._instance)
+        derivation = _Derivation(
+            found["Id"], f"sandboxd-{self._instance}:{digest}", cwd, user, self._instance
+        )
         try:
             has_python = await self._engine.call(derivation.run)
         except docker.errors.APIError as error:
@@ -146,7 +150,9 @@ class Images:
                     await asyncio.gather(job, return_exceptions=True)
                     raise
         except TimeoutError as error:
-            raise StartFailed(f"image {name!r} was not pulled within {timeout:g} s", phase=Phase.PULL) from error
+            raise StartFailed(
+                f"image {name!r} was not pulled within {timeout:g} s", phase=Phase.PULL
+            ) from error
         except docker.errors.APIError as error:
             raise _pull_failed(name, str(error.explanation or error)) from error
 
@@ -212,7 +218,7 @@ class _Derivation:
                 api.put_archive(container, "/", self._tar(missing))
             has_python = self._has_python(api, container)
             repository, _, tag = self.tag.partition(":")
-            changes = f'LABEL {LABEL}={self.instance} sandboxd.python={"yes" if has_python else "no"}'
+            changes = f"LABEL {LABEL}={self.instance} sandboxd.python={'yes' if has_python else 'no'}"
             api.commit(container, repository=repository, tag=tag, changes=changes)
         finally:
             api.remove_container(container, force=True, v=True)
@@ -252,4 +258,3 @@ class _Derivation:
                     entry.mode = 0o777  # The name's number stands in the image's own passwd.
                 archive.addfile(entry)
         return buffer.getvalue()
-

@@ -208,7 +208,9 @@ class EngineStream:
         self._reader = reader
         self.writer = writer
 
-    async def request(self, method: str, target: str, body: dict[str, Any] | None, *, upgrade: bool = True) -> None:
+    async def request(
+        self, method: str, target: str, body: dict[str, Any] | None, *, upgrade: bool = True
+    ) -> None:
         """Sends the request and reads the response's head. Raises EngineRefused for an error status."""
         payload = json.dumps(body or {}).encode() if method == "POST" else b""
         connection = "Upgrade\r\nUpgrade: tcp" if upgrade else "close"
@@ -247,5 +249,5 @@ class EngineStream:
                 yield json.loads(line)
 
     def close(self) -> None:
-        """Drops the connection."""
-        self.writer.close()
+        """Drops the connection, and what was still to be sent: nobody reads it."""
+        self.writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Helpers of the Docker tests: a backend that leaves nothing, commands in one line, images made on the spot."""
+"""Helpers of the Docker tests: a backend that leaves nothing, one-line commands, images made on the spot."""
 
 from __future__ import annotations
 

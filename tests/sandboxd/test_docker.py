@@ -1,9 +1,8 @@
-"""The Docker backend on a real Engine: the guest in a container, what a container may do, and what stays behind."""
+"""The Docker backend on a real Engine: the guest inside, what a container may do, what stays behind."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +50,13 @@ async def test_hardened_by_default(backend: DockerBackend, template: Template) -
         assert (await run(box, "touch", "/workspace/mine", "/tmp/mine")).code == 0
         assert (await run(box, "touch", "/etc/mine")).code != 0
         environment = (await run(box, "env")).stdout.decode()
-        assert {line.split("=")[0] for line in environment.splitlines()} <= {"HOME", "PATH", "LANG", "PWD", "_"}
+        assert {line.split("=")[0] for line in environment.splitlines()} <= {
+            "HOME",
+            "PATH",
+            "LANG",
+            "PWD",
+            "_",
+        }
 
 
 async def test_commands_cannot_reach_the_guest_or_its_socket(
@@ -76,9 +81,8 @@ async def test_limits_are_enforced(backend: DockerBackend, template: Template) -
     async with sandbox(backend, replace(template, limits=limits)) as box:
         files = await run(box, "sh", "-c", "ulimit -n")
         assert files.stdout == b"64\n"
-        forks = "import os\ntry:\n while True: os.fork() or os.read(0, 1) or os._exit(0)\nexcept OSError as e: print(e.errno)"
         spawn = "import subprocess\nfor _ in range(100): subprocess.Popen(['sleep', '60'])"
-        assert b"BlockingIOError" in (await run(box, "python3", "-c", spawn, timeout=20)).stderr, forks
+        assert b"BlockingIOError" in (await run(box, "python3", "-c", spawn, timeout=20)).stderr
         hungry = await run(box, "python3", "-c", "b'x' * (256 << 20)", timeout=30)
         assert hungry.exited.reason is ExitReason.OOM_KILLED
         await box.ping()
@@ -89,7 +93,7 @@ async def test_host_network_only_when_the_template_says_so(
 ) -> None:
     async with sandbox(backend, replace(template, network=Network.HOST)) as box:
         listing = await run(box, "readlink", "/proc/self/ns/net")
-        assert listing.stdout.decode().strip() == os.readlink("/proc/self/ns/net")
+        assert listing.stdout.decode().strip() == str(Path("/proc/self/ns/net").readlink())
 
 
 async def test_the_working_directory_is_made_and_owned(backend: DockerBackend, template: Template) -> None:
@@ -155,9 +159,7 @@ async def _create_within(backend: DockerBackend, template: Template, name: str, 
     return True
 
 
-async def test_a_start_that_takes_too_long_fails_as_ready(
-    backend: DockerBackend, template: Template
-) -> None:
+async def test_a_start_that_takes_too_long_fails_as_ready(backend: DockerBackend, template: Template) -> None:
     with pytest.raises(StartFailed) as caught:
         await backend.create("slow", replace(template, start_timeout=0.001))
     assert caught.value.retryable
@@ -186,7 +188,10 @@ async def test_a_first_process_that_dies_leaves_its_last_words(
     backend: DockerBackend, docker_engine: None
 ) -> None:
     busybox = Path("/bin/busybox") if Path("/bin/busybox").exists() else Path("/usr/bin/busybox")
-    files = {"bin/busybox": busybox.read_bytes(), "bin/sh": b"#!/bin/busybox sh\necho no luck today >&2; exit 5\n"}
+    files = {
+        "bin/busybox": busybox.read_bytes(),
+        "bin/sh": b"#!/bin/busybox sh\necho no luck today >&2; exit 5\n",
+    }
     async with image("broken", files) as reference:
         with pytest.raises(StartFailed) as caught:
             await backend.create("one", Template("t", image=reference))

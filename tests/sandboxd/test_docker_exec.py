@@ -1,4 +1,4 @@
-"""Docker sandboxes without Python: commands through the Engine's exec API, on a real Engine and a busybox image."""
+"""Docker sandboxes without Python: the Engine's exec API, on a real Engine and a busybox image."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ async def test_environment_and_directory(box: ExecConnection) -> None:
 @pytest.mark.parametrize(
     ("argv", "cwd", "code"), [("no-such-program", None, 127), ("true", b"/no/such/place", 126)]
 )
-async def test_what_cannot_be_started(
-    box: ExecConnection, argv: str, cwd: bytes | None, code: int
-) -> None:
+async def test_what_cannot_be_started(box: ExecConnection, argv: str, cwd: bytes | None, code: int) -> None:
     result = await run(box, argv, cwd=cwd)
     assert (result.exited.reason, result.exited.exit_code) == (ExitReason.NOT_STARTED, code)
     assert not result.started
