@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+import rl.config
 from sandboxd.config import Config, FakeConfig, LimitsConfig, PoolConfig, RetryConfig
 from sandboxd.types import ExitReason
 from sandboxd.v1 import errors_pb2
@@ -15,12 +16,24 @@ from sandboxd.v1 import errors_pb2
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("section", [Config, PoolConfig, LimitsConfig, RetryConfig, FakeConfig])
-def test_every_setting_is_documented_with_its_default(section: type[BaseModel]) -> None:
-    text = (DOCS / "configuration.md").read_text()
+DAEMON = [Config, PoolConfig, LimitsConfig, RetryConfig, FakeConfig]
+LOOP = [
+    rl.config.Config,
+    rl.config.TrainerConfig,
+    rl.config.EpisodeConfig,
+    rl.config.GeneratorConfig,
+    rl.config.SandboxesConfig,
+    rl.config.HeldOutConfig,
+]
+PAGES = [*((section, "configuration.md") for section in DAEMON), *((section, "rl.md") for section in LOOP)]
+
+
+@pytest.mark.parametrize(("section", "page"), PAGES)
+def test_every_setting_is_documented_with_its_default(section: type[BaseModel], page: str) -> None:
+    text = (DOCS / page).read_text()
     for name, setting in section.model_fields.items():
-        rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
-        assert rows, f"docs/configuration.md has no row for {section.__name__}.{name}"
+        rows = [line for line in text.splitlines() if line.startswith((f"| `{name}` |", f"### `[{name}]`"))]
+        assert rows, f"docs/{page} has no row for {section.__name__}.{name}"
         default: Any = setting.default
         if isinstance(default, int | float) and not isinstance(default, bool):
             written = {row.split("|")[2].strip() for row in rows}
