@@ -285,7 +285,7 @@ def _host_config(template: Template, image: Image, directory: Path) -> dict[str,
         "network_mode": template.network.value,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
-        "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},
+        "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108 - inside the container
         "binds": binds,
         "mem_limit": limits.memory_bytes,
         "memswap_limit": limits.memory_bytes,

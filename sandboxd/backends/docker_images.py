@@ -11,13 +11,14 @@ import hashlib
 import io
 import re
 import tarfile
-import threading
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from urllib.parse import quote
 
+import docker.auth
 import docker.errors
 
-from sandboxd.backends.engine import Api, Engine
+from sandboxd.backends.engine import Api, Engine, EngineRefused
 from sandboxd.errors import Phase, StartFailed
 from sandboxd.types import Template
 
@@ -128,33 +129,29 @@ class Images:
         return Image(derivation.tag, user, has_python)
 
     async def _pull(self, name: str, timeout: float) -> None:
-        stop = threading.Event()
-
-        def pull(api: Api) -> None:
-            # Without a tag the Engine would pull every one of them.
-            reference = name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
-            for progress in api.pull(reference, stream=True, decode=True):
-                if stop.is_set():
-                    return
-                if "error" in progress:
-                    raise docker.errors.APIError(progress["error"])
-
+        # Without a tag the Engine would pull every one of them.
+        reference = name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
+        target = f"/images/create?fromImage={quote(reference, safe='')}"
         try:
             async with asyncio.timeout(timeout):
-                job = asyncio.ensure_future(self._engine.call(pull))
-                try:
-                    await asyncio.shield(job)
-                except asyncio.CancelledError:
-                    stop.set()
-                    job.cancel()
-                    await asyncio.gather(job, return_exceptions=True)
-                    raise
+                headers = await self._engine.call(lambda api: _login(api, name))
+                async with self._engine.lines("POST", target, headers) as progress:
+                    async for step in progress:
+                        if "error" in step:
+                            raise _pull_failed(name, str(step["error"]))
         except TimeoutError as error:
             raise StartFailed(
                 f"image {name!r} was not pulled within {timeout:g} s", phase=Phase.PULL
             ) from error
-        except docker.errors.APIError as error:
-            raise _pull_failed(name, str(error.explanation or error)) from error
+        except EngineRefused as error:
+            raise _pull_failed(name, str(error)) from error
+
+
+def _login(api: Api, name: str) -> dict[str, str]:
+    """What `docker login` left for this image's registry, as a header."""
+    host, _ = docker.auth.resolve_repository_name(name)
+    header: bytes | None = docker.auth.get_config_header(api, host)
+    return {"X-Registry-Auth": header.decode()} if header else {}
 
 
 def _pull_failed(name: str, message: str) -> StartFailed:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -166,18 +167,23 @@ class Engine:
         """
         stream = await self._connect()
         try:
-            await stream.request("POST", target, body)
+            await stream.request("POST", target, body, headers={"Connection": "Upgrade", "Upgrade": "tcp"})
         except BaseException:
             stream.close()
             raise
         return stream
 
     @contextlib.asynccontextmanager
-    async def lines(self, method: str, target: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """The JSON objects that an endless answer of the Engine is made of, one a line."""
+    async def lines(
+        self, method: str, target: str, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """The JSON objects that an answer of the Engine is made of, one a line, as they come.
+
+        Leaving the block ends what the Engine does for it. Raises EngineRefused.
+        """
         stream = await self._connect()
         try:
-            await stream.request(method, target, None, upgrade=False)
+            await stream.request(method, target, None, headers={"Connection": "close", **(headers or {})})
             yield stream.objects()
         finally:
             stream.close()
@@ -209,24 +215,27 @@ class EngineStream:
         self.writer = writer
 
     async def request(
-        self, method: str, target: str, body: dict[str, Any] | None, *, upgrade: bool = True
+        self, method: str, target: str, body: dict[str, Any] | None, *, headers: dict[str, str]
     ) -> None:
         """Sends the request and reads the response's head. Raises EngineRefused for an error status."""
         payload = json.dumps(body or {}).encode() if method == "POST" else b""
-        connection = "Upgrade\r\nUpgrade: tcp" if upgrade else "close"
-        head = (
-            f"{method} {target} HTTP/1.1\r\nHost: docker\r\nConnection: {connection}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-        )
-        self.writer.write(head.encode() + payload)
+        fields = {
+            "Host": "docker",
+            "Content-Type": "application/json",
+            "Content-Length": str(len(payload)),
+            **headers,
+        }
+        head = "".join(f"{key}: {value}\r\n" for key, value in fields.items())
+        self.writer.write(f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + payload)
         try:
             answer = await self._reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError as error:
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise BackendUnavailable("the Docker Engine closed the connection without an answer") from error
         status = int(answer.split(b" ", 2)[1])
         if status >= 400:
-            text = await self._reader.read(PIECE_BYTES)
-            raise EngineRefused(status, text.decode(errors="replace").strip())
+            text = (await self._reader.read(PIECE_BYTES)).decode(errors="replace")
+            found = re.search(r'\{"message":(".*")\}', text)
+            raise EngineRefused(status, json.loads(found[1]) if found else text.strip())
 
     async def frames(self) -> AsyncIterator[tuple[int, bytes]]:
         """Yields (1 for stdout or 2 for stderr, a piece of up to 64 KiB) until the Engine ends the stream."""

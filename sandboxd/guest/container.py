@@ -1,4 +1,4 @@
-"""The guest as the first process of a container: binds its socket and says on standard output that it is ready."""
+"""The guest as a container's first process: binds its socket and says on standard output that it is ready."""
 
 from __future__ import annotations
 
