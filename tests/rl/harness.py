@@ -7,7 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
 from rl.metrics import Row
 from rl.player import Player
-from rl.rollout import Limits, Rollout
+from rl.rollout import Limits, Rollout, Sandboxes
 from rl.staleness import WindowPolicy
 from rl.tasks import Sums, TaskSource
 from rl.types import Batch, Task
@@ -118,7 +118,6 @@ class Rig:
     bound: int = 1
     skill: Callable[[int], float] = lambda version: 0.5
     reply: Reply | None = None
-    lose: Callable[[int], bool] = lambda number: False
     before_step: Callable[[Batch], None] | None = None
     curriculum: Curriculum = field(default_factory=Counting)
     failing_updates: Iterable[int] = ()
@@ -126,6 +125,8 @@ class Rig:
     gate: Callable[[], Any] | None = None
     resumed: LoopState | None = None
     concurrent: int = 64
+    sandboxes: Sandboxes = field(default_factory=AddingSandboxes)
+    code_seconds: float = 5.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -133,7 +134,6 @@ class Rig:
         self.rows: list[Row] = []
         self.ledger = Ledger()
         self.trainer = FakeTrainer(self.before_step)
-        self.sandboxes = AddingSandboxes(self.lose)
         self.generator = FakeGenerator(
             tokenizer,
             self.reply or sums_reply(self.skill),
@@ -141,8 +141,9 @@ class Rig:
             gate=self.gate,
             failing_updates=self.failing_updates,
         )
+        limits = replace(LIMITS, code_seconds=self.code_seconds)
         metered = MeteredGenerator(self.generator, self.ledger)
-        rollout = Rollout(metered, self.sandboxes, Dialogue(tokenizer), SOURCE.verify, limits=LIMITS)
+        rollout = Rollout(metered, self.sandboxes, Dialogue(tokenizer), SOURCE.verify, limits=limits)
         self.player = Player(
             rollout, self.ledger, concurrent=self.concurrent, episode_seconds=self.episode_seconds
         )

@@ -15,7 +15,7 @@ from rl.generator import GeneratorDead, UpdateFailed
 from rl.ledger import Fate
 from rl.loop import Plan
 from rl.types import Batch
-from tests.rl.harness import Counting, Rig
+from tests.rl.harness import AddingSandboxes, Counting, Rig
 
 
 def closed(rig: Rig) -> None:
@@ -23,6 +23,7 @@ def closed(rig: Rig) -> None:
     rig.ledger.check()
     assert rig.ledger.episodes.generated == rig.ledger.episodes.fates.total()
     assert rig.ledger.tokens.generated >= rig.generator.stats().generated_tokens > 0
+    assert isinstance(rig.sandboxes, AddingSandboxes)
     assert rig.sandboxes.counts["acquired"] == rig.sandboxes.counts["left"]
 
 
@@ -68,7 +69,7 @@ def test_without_replacement_silent_groups_take_their_place_in_the_batch(tmp_pat
 
 def test_lost_sandboxes_are_never_zeros(tmp_path: Path) -> None:
     """Every third sandbox dies. Advantages equal those of the survivors alone, and the lost train nothing."""
-    rig = Rig(tmp_path, lose=lambda number: number % 3 == 0, bound=0)
+    rig = Rig(tmp_path, sandboxes=AddingSandboxes(lambda number: number % 3 == 0), bound=0)
     asyncio.run(rig.loop.run())
     lost = rig.ledger.episodes.reasons["unscored:SANDBOX_LOST"]
     assert lost > 0
@@ -84,7 +85,7 @@ def test_lost_sandboxes_are_never_zeros(tmp_path: Path) -> None:
 
 def test_infrastructure_that_stays_away_ends_the_run_and_is_named(tmp_path: Path) -> None:
     plan = Plan(steps=4, groups_per_batch=1, samples_per_group=2)
-    rig = Rig(tmp_path, plan=plan, lose=lambda number: True)
+    rig = Rig(tmp_path, plan=plan, sandboxes=AddingSandboxes(lambda number: True))
     with pytest.raises(StarvedError, match=r"3 groups in a row were lost.*SANDBOX_LOST"):
         asyncio.run(rig.loop.run())
     assert not rig.trainer.batches
