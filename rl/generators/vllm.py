@@ -136,6 +136,7 @@ def start_engine(settings: VllmSettings) -> AsyncLLM:
         # whole block is computed again for every sample and every turn. 32 is the kernel's smallest.
         block_size=32,
         enable_prefix_caching=True,
+        worker_extension_cls="rl.generators.reload.Reload",
         disable_log_stats=True,
         # As a class, since the name "uni" is turned into "mp" on CPUs, where the engine's core would spin
         # on shared memory for a worker process: a third of a core, taken from the workers themselves.
@@ -219,7 +220,7 @@ class VllmGenerator:
         """Swap the weights under the paused engine. It runs on whatever happens, and says what it runs with."""
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         try:
-            await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+            await self._engine.collective_rpc("reload_all_weights", kwargs={"weights_path": str(path)})
             await self._engine.update_weight_version(str(version))
         finally:
             await self._engine.resume_generation()
