@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import docker.errors
 import pytest
 
 from sandboxd.backends.engine import Engine
@@ -15,9 +20,6 @@ BUSYBOX_IMAGE = "sandboxd/test-busybox:latest"
 
 def _docker_is_missing() -> str | None:
     """One line that says why Docker tests cannot run here, or None."""
-    import asyncio
-
-    import docker.errors
 
     async def look() -> str | None:
         engine = Engine()
@@ -33,7 +35,9 @@ def _docker_is_missing() -> str | None:
             engine.close()
         return None
 
-    return asyncio.run(look())
+    # In a thread: a test's own loop may be running by the time it asks.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, look()).result()
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +61,11 @@ def docker_python_image(docker_engine: None) -> str:
 def docker_busybox_image(docker_engine: None) -> str:
     """An image without Python: its sandboxes run through the Engine's exec API."""
     return BUSYBOX_IMAGE
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for each reason to skip, however many tests share it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.items():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
