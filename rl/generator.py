@@ -46,8 +46,8 @@ class Sampling:
         """
         if (self.temperature, self.top_p, self.top_k) != (1.0, 1.0, 0):
             raise ValueError(
-                f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k} cannot be trained on: "
-                "use temperature 1, top_p 1, top_k 0"
+                f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k} "
+                "cannot be trained on: use temperature 1, top_p 1, top_k 0"
             )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,9 @@ class ChatTokenizer:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         end = self._tokenizer.token_to_id(END_OF_TURN)
         if end is None:
-            raise ModelNotFound(f"the tokenizer in {directory} has no {END_OF_TURN} token; use a ChatML model")
+            raise ModelNotFound(
+                f"the tokenizer in {directory} has no {END_OF_TURN} token; give the path of a ChatML model"
+            )
         self._end_of_turn = int(end)
 
     @property
@@ -81,7 +83,7 @@ def write_directory(target: Path, write: Callable[[Path], None]) -> None:
     with _temporary_sibling(target) as temporary:
         write(temporary)
         try:
-            os.rename(temporary, target)
+            temporary.rename(target)
         except OSError:
             if not target.is_dir():  # else another process was first, and its directory is as good
                 raise
@@ -113,15 +115,28 @@ def _convert_gguf(source: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    # transformers de-quantises on loading but still calls the model quantised, and then refuses to save it.
-    del model.config.quantization_config
-    with torch.device("meta"):
-        plain: PreTrainedModel = AutoModelForCausalLM.from_config(model.config)
-    plain.load_state_dict(model.state_dict(), assign=True)
-    plain.tie_weights()
-    plain.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(directory)
+    with _no_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(
+            source.parent, gguf_file=source.name, dtype=torch.float32
+        )
+        # transformers de-quantises on loading but calls the model quantised and then refuses to save it.
+        del model.config.quantization_config
+        with torch.device("meta"):
+            plain: PreTrainedModel = AutoModelForCausalLM.from_config(model.config)
+        plain.load_state_dict(model.state_dict(), assign=True)
+        plain.tie_weights()
+        plain.save_pretrained(directory)
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(directory)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Turns standard error off for libraries whose bars cannot all be turned off; what fails still raises.
+
+    Begin it after importing them, since a log handler made inside would write nowhere for ever.
+    """
+    with redirect_stderr(io.StringIO()):
+        yield
 
 
 def _write_tiny(directory: Path, tokenizer_from: Path, seed: int) -> None:
@@ -147,7 +162,8 @@ def _write_tiny(directory: Path, tokenizer_from: Path, seed: int) -> None:
         eos_token_id=tokenizer.end_of_turn,
         pad_token_id=tokenizer.end_of_turn,
     )
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    with _no_progress_bars():
+        LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
 
 
 def vocabulary_size(directory: Path) -> int:

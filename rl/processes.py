@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
+
+from rl import reaper
 
 TRACKER = b"multiprocessing.resource_tracker"
 
@@ -41,6 +47,33 @@ def kill_descendants() -> None:
             os.kill(pid, signal.SIGKILL)
         except (ProcessLookupError, FileNotFoundError):
             continue
+
+
+@contextmanager
+def ended_with_this(output: Path) -> Iterator[None]:
+    """Should this process die within the block, even by SIGKILL, so do all that write their standard output
+    to the file `output`. Begin it before they start. The file's inode counts, so it may be moved.
+    """
+    output.touch()
+    status = output.stat()
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", reaper.__file__, str(status.st_dev), str(status.st_ino)],
+        stdin=subprocess.PIPE,  # never written to: it closes when this process ends
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with watcher:
+        try:
+            yield
+        finally:
+            watcher.kill()
+
+
+def kill_writers(output: Path) -> None:
+    """Kills all processes but this one that write their standard output to the file `output`."""
+    status = output.stat()
+    reaper.kill_writers(status.st_dev, status.st_ino)
 
 
 def end_at_once(code: int) -> NoReturn:

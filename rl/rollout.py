@@ -176,7 +176,7 @@ class Rollout:
 
 
 def describe(result: ExecResult, limit: int) -> str:
-    """What the model is shown of a run: its output, or the last line of its error; at most `limit` characters."""
+    """What the model is shown of a run: at most `limit` characters of its output or its error's last line."""
     if result.reason == "TIMED_OUT":
         return "Error: the code ran too long"
     if result.reason != "EXITED":

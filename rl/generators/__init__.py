@@ -1,1 +1,1 @@
-"""Generators: `rl.generators.vllm.VllmGenerator` draws from a real model, `rl.generators.fake` from a script."""
+"""Generators: `rl.generators.vllm` draws from a real model, `rl.generators.fake` from a script."""

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl.generator import Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
+from rl.generators.checks import check_weights
+from rl.processes import ended_with_this, kill_writers
 from rl.types import TokenIds, VersionSpan
 
 if TYPE_CHECKING:
@@ -146,14 +148,15 @@ def start_engine(settings: VllmSettings) -> AsyncLLM:
 
 
 class VllmGenerator:
-    """Draws through one AsyncLLM. Build it with `open_vllm`, which also ends it.
+    """Draws through one AsyncLLM. Build it with `open_vllm`, which also closes it.
 
     A request that is cancelled is aborted in the engine. Weight updates stop the engine between two
     forward passes and keep the running requests, which go on with the new weights.
     """
 
     def __init__(self, engine: AsyncLLM, settings: VllmSettings) -> None:
-        self._engine = engine
+        self._open_engine: AsyncLLM | None = engine
+        self._broken = False
         self._settings = settings
         self._version = 0
         self._names = itertools.count()
@@ -165,6 +168,22 @@ class VllmGenerator:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def _engine(self) -> AsyncLLM:
+        if self._open_engine is None or self._broken:
+            raise GeneratorDead("the generator is closed, or a weight update broke it")
+        return self._open_engine
+
+    def close(self) -> None:
+        """End the engine; no call may still wait. Later calls end with GeneratorDead.
+
+        The engine is let go of here: its destructor would fail among modules that are already taken
+        apart when the interpreter ends.
+        """
+        if self._open_engine is not None:
+            self._open_engine.shutdown()
+            self._open_engine = None
 
     async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
         from vllm.inputs import TokensPrompt
@@ -203,21 +222,25 @@ class VllmGenerator:
         async with self._updating:
             if version <= self._version:
                 raise UpdateFailed(f"weights {version} are not newer than weights {self._version}")
+            await asyncio.to_thread(check_weights, path, self._settings.model)
             started = time.monotonic()
             try:
                 async with asyncio.timeout(self._settings.update_seconds):
                     await self._reload(path, version)
-            except EngineDeadError as error:
-                raise GeneratorDead(f"the vLLM engine died; its log is {self._settings.log_path}") from error
-            except (RuntimeError, OSError, ValueError, TimeoutError) as error:
-                raise UpdateFailed(f"weights {version} from {path} did not load: {error!r}") from error
+            except (EngineDeadError, RuntimeError, OSError, ValueError, TimeoutError) as error:
+                # What it holds now is unknown, so nothing that it draws could be trained on.
+                self._broken = True
+                raise GeneratorDead(
+                    f"the vLLM engine failed at weights {version} ({error!r}); its log is "
+                    f"{self._settings.log_path}"
+                ) from error
             finally:
                 self._paused_seconds += time.monotonic() - started
             self._version = version
             self._updates += 1
 
     async def _reload(self, path: Path, version: int) -> None:
-        """Swap the weights under the paused engine. It runs on whatever happens, and says what it runs with."""
+        """Swap the weights under the paused engine, which runs on whatever happens."""
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         try:
             await self._engine.collective_rpc("reload_all_weights", kwargs={"weights_path": str(path)})
@@ -252,7 +275,7 @@ class VllmGenerator:
 
 
 def to_parameters(sampling: Sampling) -> SamplingParams:
-    """vLLM's form of `sampling`. No seed: on a CPU a seeded request kills the engine, so the run is seeded."""
+    """vLLM's form of `sampling`. The run is seeded, not the request: on a CPU that kills the engine."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -288,11 +311,33 @@ def to_generation(output: CompletionOutput) -> Generation:
 
 @asynccontextmanager
 async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
-    """Start an engine for the length of the block. Raises GeneratorDead when it does not start in time."""
+    """Start an engine for the length of the block, or of this process's life if that is shorter.
+
+    Raises GeneratorDead when it does not start, or not in time.
+    """
     log_config = write_log_config(settings.log_path)
-    with applied_environment(engine_environment(log_config)), output_to(settings.log_path):
-        engine = await asyncio.to_thread(start_engine, settings)
+    with ended_with_this(settings.log_path):
+        with applied_environment(engine_environment(log_config)), output_to(settings.log_path):
+            generator = VllmGenerator(await _start(settings), settings)
+        try:
+            yield generator
+        finally:
+            generator.close()
+
+
+async def _start(settings: VllmSettings) -> AsyncLLM:
+    log = settings.log_path
+    # Handed over in a list, not returned: the thread's frames outlive it, for vLLM keeps one of them, and
+    # would keep the engine until the interpreter ends.
+    started: list[AsyncLLM] = []
     try:
-        yield VllmGenerator(engine, settings)
-    finally:
-        engine.shutdown()
+        async with asyncio.timeout(settings.start_seconds):
+            await asyncio.to_thread(lambda: started.append(start_engine(settings)))
+        return started.pop()
+    except TimeoutError:
+        kill_writers(log)  # the thread that waits for them then ends too
+        raise GeneratorDead(
+            f"the vLLM engine did not start within {settings.start_seconds:g} s; its log is {log}"
+        ) from None
+    except RuntimeError as error:
+        raise GeneratorDead(f"the vLLM engine did not start ({error}); its log is {log}") from error
