@@ -138,7 +138,7 @@ class _Estimate:
 class SolveRateBands:
     """Draws where the solve rate is in the middle band, and opens levels as earlier ones are learned.
 
-    A place's weight is the variance of one episode's reward, `4·p·(1−p)` at estimated solve rate p:
+    A place's weight is the variance of one episode's reward, `4·p·(1 - p)` at estimated solve rate p:
     advantages are differences within a group, so this is how much a group there can teach. Outside
     the band the weight is `outside`. A place not yet seen counts as p = 1/2.
     """

@@ -46,8 +46,6 @@ class PromptStyle:
     opening: str = "```python\n"
 
 
-
-
 def _shot(question: str, expression: str, output: str) -> Shot:
     code = f"```python\nprint({expression})\n```"
     return Shot((question, code, f"Output: {output}", output))
@@ -84,7 +82,8 @@ class Dialogue:
         return np.array([*self.prefix, *tail], dtype=np.int32)
 
     def observation(self, sampled: TokenIds, text: str) -> TokenIds:
-        """What follows a turn that called Python: the end of that turn if the model left it open, then `text`."""
+        """What follows a turn that called Python: the end of that turn if the model left it
+        open, then `text`."""
         ended = len(sampled) > 0 and int(sampled[-1]) == self.tokenizer.end_of_turn
         close = "" if ended else "<|im_end|>"
         text = text.replace("<|", "< |")  # output must not be able to write a turn of its own

@@ -16,7 +16,8 @@ BENCHMARK: dict[str, tuple[str, int]] = {
     "letters": ("letters", 4),
 }
 """Kind → (family, level): sums of two, three and five numbers from 10 to 999, one- and two-step word
-problems, letter counts with no hint. Declared before any training; a change starts a new series of results."""
+problems, letter counts with no hint. Declared before any training; a change starts a
+new series of results."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,12 +74,14 @@ def load_family(path: str) -> Family:
     try:
         family: Family = getattr(importlib.import_module(module_name), class_name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UnknownFamily(f"cannot load task family {path!r} (wanted package.module:Class): {error}") from error
+        raise UnknownFamily(
+            f"cannot load task family {path!r} (wanted package.module:Class): {error}"
+        ) from error
     return family
 
 
 def draw_distinct(source: TaskSource, family: str, level: int, count: int) -> Sequence[Task]:
-    """The first `count` held-out tasks of a family and level whose questions differ (fewer if it has fewer)."""
+    """The first `count` held-out tasks of a place whose questions differ (fewer if it has fewer)."""
     found: dict[str, Task] = {}
     for seed in range(count * 4):
         task = source.held_out(family, level, seed)

@@ -106,10 +106,14 @@ class Story:
         return Problem(f"{text} How many {self.item} do they have together?", str(2 * self.a + self.b))
 
     def packs_gain_loss(self) -> Problem:
-        middle = f"buys {self.count} boxes of {self.each} {self.item}, finds {self.b} more and sells {self.c}."
+        middle = (
+            f"buys {self.count} boxes of {self.each} {self.item}, finds {self.b} more and sells {self.c}."
+        )
         return self.tell(middle, self.count * self.each + self.b - self.c)
 
     def packs_packs(self) -> Problem:
         small = self.rng.randint(3, 9)
-        middle = f"buys {self.count} boxes of {self.each} {self.item} and {self.c} bags of {small} {self.item}."
+        middle = (
+            f"buys {self.count} boxes of {self.each} {self.item} and {self.c} bags of {small} {self.item}."
+        )
         return self.tell(middle, self.count * self.each + self.c * small)
