@@ -1,0 +1,322 @@
+"""The real generator on a random Llama of two layers: exact tokens, honest versions, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM
+
+from rl import reaper
+from rl.generator import Generation, GeneratorDead, Sampling, UpdateFailed
+from rl.generators.vllm import VllmGenerator, VllmSettings, open_vllm
+from rl.model import build_tiny_model
+from rl.types import TokenIds
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    # torch and vLLM use, while they are imported, what torch itself has deprecated.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::DeprecationWarning:vllm"),
+    # vLLM leaves the closing of its ZeroMQ contexts to the garbage collector.
+    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
+]
+
+PROMPT = np.arange(5, 75, dtype=np.int32)
+LONG = Sampling(max_tokens=400)
+END_SECONDS = 10.0
+
+
+def write_tokenizer(directory: Path) -> Path:
+    """A tokenizer of one token a byte and the two ChatML marks."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(bytes_)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
+    directory.mkdir()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}'
+    (directory / "tokenizer_config.json").write_text(settings)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models")
+    return build_tiny_model(directory / "tiny", write_tokenizer(directory / "tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def settings(model: Path, tmp_path_factory: pytest.TempPathFactory) -> VllmSettings:
+    log = tmp_path_factory.mktemp("logs") / "vllm.log"
+    return VllmSettings(model=model, log_path=log, max_context=512, kv_cache_bytes=64 << 20)
+
+
+class Engine:
+    """One engine for all tests of the module, on a loop that outlives each of them."""
+
+    def __init__(self, runner: asyncio.Runner, generator: VllmGenerator) -> None:
+        self._runner = runner
+        self.generator = generator
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(work)
+
+    def generate(self, context: TokenIds = PROMPT, sampling: Sampling = LONG) -> Generation:
+        result: Generation = self.run(self.generator.generate(context, sampling))
+        return result
+
+
+@pytest.fixture(scope="module")
+def engine(settings: VllmSettings) -> Iterator[Engine]:
+    with asyncio.Runner() as runner:
+        opened = open_vllm(settings)
+        generator = runner.run(opened.__aenter__())
+        try:
+            yield Engine(runner, generator)
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+            gc.collect()
+
+
+def weights(model: Path, directory: Path, scale: float) -> Path:
+    """A directory with the model's weights, every matrix times `scale`."""
+    directory.mkdir()
+    scaled = {name: value * scale for name, value in load_file(model / "model.safetensors").items()}
+    save_file(scaled, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text((model / "config.json").read_text())
+    return directory
+
+
+def reference(directory: Path, context: TokenIds, sampled: TokenIds) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Log-probabilities of `sampled` after `context`, computed by transformers."""
+    net = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    row = torch.from_numpy(np.concatenate([context, sampled])).long()
+    with torch.no_grad():
+        logits = net(input_ids=row[None]).logits[0, len(context) - 1 : -1]
+    chosen = torch.log_softmax(logits, -1).gather(1, row[len(context) :, None])[:, 0]
+    return np.asarray(chosen.numpy(), np.float32)
+
+
+def check_cover(generation: Generation) -> None:
+    """The spans cover all tokens in order, and every token has a log-probability."""
+    assert [span.start for span in generation.spans] == [0, *(span.end for span in generation.spans[:-1])]
+    assert generation.spans[-1].end == len(generation.ids) == len(generation.logprobs)
+    assert np.isfinite(generation.logprobs).all()
+    assert (generation.logprobs <= 0).all()
+
+
+def test_tokens_go_in_and_come_out_with_the_policys_own_logprobs(engine: Engine, model: Path) -> None:
+    before = engine.generator.stats()
+    drawn = engine.generate()
+    check_cover(drawn)
+    np.testing.assert_allclose(drawn.logprobs, reference(model, PROMPT, drawn.ids), atol=2e-3)
+    assert [span.version for span in drawn.spans] == [0]
+    after = engine.generator.stats()
+    assert after.prompt_tokens - before.prompt_tokens == len(PROMPT)
+    assert after.generated_tokens - before.generated_tokens == len(drawn.ids)
+    assert after.running == 0
+    assert after.busy_seconds > before.busy_seconds
+
+
+def test_a_turn_ends_with_its_stop_text_or_its_end_token_or_its_length(engine: Engine, model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|im_end|>")
+    short = engine.generate(sampling=Sampling(max_tokens=1))
+    assert (short.finish_reason, len(short.ids)) == ("length", 1)
+    stopped = engine.generate(sampling=Sampling(max_tokens=400, stop=tuple("abcdefghijklmnop")))
+    assert stopped.finish_reason == "stop"
+    check_cover(stopped)
+    text = tokenizer.decode(stopped.ids.tolist(), skip_special_tokens=False)
+    assert text[-1] in "abcdefghijklmnop" or int(stopped.ids[-1]) == end
+    assert not set(text[:-1].removesuffix("<|im_end|")) & set("abcdefghijklmnop")
+
+
+def test_a_context_that_does_not_fit_is_refused(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="do not fit into 512"):
+        engine.generate(np.arange(200, dtype=np.int32), LONG)
+
+
+def test_a_cancelled_request_is_given_up(engine: Engine) -> None:
+    async def body() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            request = tasks.create_task(engine.generator.generate(PROMPT, LONG))
+            await asyncio.sleep(0)
+            request.cancel()
+
+    engine.run(body())
+    assert engine.generator.stats().running == 0
+    check_cover(engine.generate())
+
+
+@pytest.mark.parametrize("broken", ["missing", "empty", "corrupt"])
+def test_weights_that_do_not_load_change_nothing(engine: Engine, broken: str, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    if broken != "missing":
+        path.mkdir()
+    if broken == "corrupt":
+        (path / "model.safetensors").write_bytes(b"\xff" * 4096)
+    version, updates = engine.generator.version, engine.generator.stats().updates
+    with pytest.raises(UpdateFailed, match="did not load"):
+        engine.run(engine.generator.update_weights(path, version + 1))
+    assert engine.generator.version == version
+    assert engine.generator.stats().updates == updates
+    drawn = engine.generate()
+    check_cover(drawn)
+    assert [span.version for span in drawn.spans] == [version]
+
+
+def test_an_update_under_running_requests_shows_in_their_spans(
+    engine: Engine, model: Path, tmp_path: Path
+) -> None:
+    """Each part of a turn has the log-probabilities of the very weights that its span names."""
+    doubled = weights(model, tmp_path / "doubled", 2.0)
+    old, new = engine.generator.version, engine.generator.version + 1
+
+    async def body() -> list[Generation]:
+        generator = engine.generator
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(generator.generate(PROMPT, Sampling(max_tokens=8)))
+            rest = [tasks.create_task(generator.generate(PROMPT, LONG)) for _ in range(12)]
+            await first  # by now the others are some tokens into their turns
+            await generator.update_weights(doubled, new)
+        return [request.result() for request in rest]
+
+    drawn = engine.run(body())
+    assert engine.generator.version == new
+    for generation in drawn:
+        check_cover(generation)
+    mixed = [generation for generation in drawn if len(generation.spans) == 2]
+    assert mixed, "no request was under way when the weights changed"
+    for generation in mixed:
+        assert [span.version for span in generation.spans] == [old, new]
+    half = mixed[0].spans[0].end
+    assert half > 0
+    exact = reference(model, PROMPT, mixed[0].ids)[:half]
+    np.testing.assert_allclose(mixed[0].logprobs[:half], exact, atol=2e-3)
+
+
+def test_keys_and_values_of_old_weights_serve_no_new_request(
+    engine: Engine, model: Path, tmp_path: Path
+) -> None:
+    """After an update the same prompt has the log-probabilities of the new weights, from the first token."""
+    engine.generate()  # the prompt now lies in the prefix cache
+    halved = weights(model, tmp_path / "halved", 0.5)
+    engine.run(engine.generator.update_weights(halved, engine.generator.version + 1))
+    drawn = engine.generate()
+    assert [span.version for span in drawn.spans] == [engine.generator.version]
+    np.testing.assert_allclose(drawn.logprobs, reference(halved, PROMPT, drawn.ids), atol=2e-3)
+
+
+def test_versions_only_rise(engine: Engine, model: Path) -> None:
+    with pytest.raises(UpdateFailed, match="are not newer"):
+        engine.run(engine.generator.update_weights(model, engine.generator.version))
+
+
+def test_a_killed_engine_ends_every_call(engine: Engine, settings: VllmSettings) -> None:
+    """The last test on the shared engine: it kills it."""
+
+    async def attempt() -> Exception | None:
+        try:
+            await engine.generator.generate(PROMPT, LONG)
+        except GeneratorDead as death:
+            return death
+        return None
+
+    async def body() -> list[Exception | None]:
+        async with asyncio.TaskGroup() as tasks:
+            waiting = [tasks.create_task(attempt()) for _ in range(4)]
+            await asyncio.sleep(0)
+            pids = engine_pids(settings.log_path)
+            assert pids
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        return [call.result() for call in waiting]
+
+    deaths = engine.run(body())
+    assert all(isinstance(death, GeneratorDead) for death in deaths)
+    assert str(settings.log_path) in str(deaths[0])
+    with pytest.raises(GeneratorDead):
+        engine.generate()
+    with pytest.raises(GeneratorDead):
+        engine.run(engine.generator.update_weights(settings.model, engine.generator.version + 1))
+
+
+def engine_pids(log: Path) -> list[int]:
+    status = log.stat()
+    return reaper.writers(status.st_dev, status.st_ino)
+
+
+PROGRAM = """
+import asyncio, pathlib, sys
+from rl.generators.vllm import VllmSettings, open_vllm
+
+async def main(model, log, then):
+    settings = VllmSettings(pathlib.Path(model), pathlib.Path(log), max_context=512, kv_cache_bytes=64 << 20)
+    if then == "starting":
+        print("starting", flush=True)
+    async with open_vllm(settings) as generator:
+        print("ready", flush=True)
+        if then == "wait":
+            await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def program(settings: VllmSettings, directory: Path, then: str) -> subprocess.Popen[str]:
+    """A program that holds an engine, in a process of its own."""
+    (directory / "program.py").write_text(PROGRAM)
+    return subprocess.Popen(
+        [sys.executable, str(directory / "program.py"), str(settings.model), str(directory / "log"), then],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+    )
+
+
+def wait_for_end(handles: list[int]) -> None:
+    for handle in handles:
+        ended, _, _ = select.select([handle], [], [], END_SECONDS)
+        os.close(handle)
+        assert ended, "a process of the engine is still there"
+
+
+def test_the_engine_dies_with_a_killed_parent(settings: VllmSettings, tmp_path: Path) -> None:
+    with program(settings, tmp_path, "wait") as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        handles = [os.pidfd_open(pid) for pid in engine_pids(tmp_path / "log")]
+        assert handles
+        parent.kill()
+    wait_for_end(handles)
+    assert engine_pids(tmp_path / "log") == []
+
+
+def test_a_program_that_held_an_engine_ends_without_a_word(settings: VllmSettings, tmp_path: Path) -> None:
+    with program(settings, tmp_path, "end") as parent:
+        output, errors = parent.communicate()
+    assert (output, errors, parent.returncode) == ("ready\n", "", 0)
+    # Python's resource tracker ends shortly after the program, not before it.
+    handles = []
+    for pid in engine_pids(tmp_path / "log"):
+        with contextlib.suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    wait_for_end(handles)
