@@ -1,12 +1,12 @@
 """Why a run ends early. A class exists only where the caller acts differently.
 
-    RlError
-    ├── ConfigError      the user must change the configuration or the command line: exit code 2
-    ├── TrainerDead      the trainer process is gone; what it had not saved is lost
-    ├── NonFiniteStep    loss or gradient was not finite; the weights are those of the step before
-    ├── StarvedError     no batch can be filled: a producer returned early, or every group is dropped
-    ├── Exhausted        the tasks have run out: the run ends early, and well
-    └── LedgerError      an episode, token or sandbox is unaccounted for: a defect of the loop itself
+RlError
+├── ConfigError      the user must change the configuration or the command line: exit code 2
+├── TrainerDead      the trainer process is gone; what it had not saved is lost
+├── NonFiniteStep    loss or gradient was not finite; the weights are those of the step before
+├── StarvedError     no batch can be filled: a producer returned early, or every group is dropped
+├── Exhausted        the tasks have run out: the run ends early, and well
+└── LedgerError      an episode, token or sandbox is unaccounted for: a defect of the loop itself
 """
 
 from __future__ import annotations
