@@ -70,9 +70,9 @@ def test_weights_must_have_the_models_own_tensors(tmp_path: Path) -> None:
     model = directory("model", a=(2, 3), b=(4,))
     check_weights(directory("same", a=(2, 3), b=(4,)), model)
     check_weights(directory("tied", a=(2, 3), b=(4,), lm_head__weight=(2, 3)), model)
-    for name, shapes in {"shape": {"a": (3, 2), "b": (4,)}, "less": {"b": (4,)}}.items():
+    for other in (directory("shape", a=(3, 2), b=(4,)), directory("less", b=(4,))):
         with pytest.raises(UpdateFailed, match="a is not as in"):
-            check_weights(directory(name, **shapes), model)
+            check_weights(other, model)
     cut = directory("cut", a=(2, 3), b=(4,)) / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-1])
     with pytest.raises(UpdateFailed, match="did not load"):
