@@ -86,9 +86,10 @@ def sample_from_turns(turns: Sequence[Turn], advantage: float) -> Sample:
     )
 
 
-def group_tokens(group: PackedGroup) -> int:
-    """Tokens that the group costs when it is computed alone: its prompt once, and every sample."""
-    return len(group.prompt_ids) + sum(len(sample.ids) for sample in group.samples)
+def packed_tokens(groups: Sequence[PackedGroup]) -> int:
+    """Tokens of one pass over these groups: the trunk once, then the rest of each prompt and every sample."""
+    alone = sum(len(group.prompt_ids) + sum(len(sample.ids) for sample in group.samples) for group in groups)
+    return alone - (len(groups) - 1) * shared_trunk(groups)
 
 
 def plan_passes(groups: Sequence[PackedGroup], max_tokens: int) -> Iterator[PackedPass]:
@@ -97,15 +98,18 @@ def plan_passes(groups: Sequence[PackedGroup], max_tokens: int) -> Iterator[Pack
     Memory grows with the tokens of a pass, and what is saved by a shared trunk grows with its groups.
     """
     chosen: list[PackedGroup] = []
-    size = 0
     for group in groups:
-        if chosen and size + group_tokens(group) > max_tokens:
+        if chosen and packed_tokens([*chosen, group]) > max_tokens:
             yield pack_pass(chosen)
-            chosen, size = [], 0
+            chosen = []
         chosen.append(group)
-        size += group_tokens(group)
     if chosen:
         yield pack_pass(chosen)
+
+
+def shared_trunk(groups: Sequence[PackedGroup]) -> int:
+    """Length of the trunk of a pass over these groups; 0 for a single one, whose prompt is its own."""
+    return common_prefix([group.prompt_ids for group in groups]) if len(groups) > 1 else 0
 
 
 def common_prefix(prompts: Sequence[TokenIds]) -> int:
@@ -121,7 +125,7 @@ def common_prefix(prompts: Sequence[TokenIds]) -> int:
 def pack_pass(groups: Sequence[PackedGroup]) -> PackedPass:
     """Lays out the groups as one tree. Raises ValueError on an empty prompt or sample."""
     packer = _Packer()
-    trunk = common_prefix([group.prompt_ids for group in groups]) if len(groups) > 1 else 0
+    trunk = shared_trunk(groups)
     root: tuple[int, ...] = ()
     if trunk > 0:
         root = (packer.add(groups[0].prompt_ids[:trunk], ()),)

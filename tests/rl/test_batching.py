@@ -8,7 +8,14 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rl.batching import common_prefix, pack_group, pack_pass, plan_passes, sample_from_turns
+from rl.batching import (
+    common_prefix,
+    pack_group,
+    pack_pass,
+    packed_tokens,
+    plan_passes,
+    sample_from_turns,
+)
 from rl.config import TrainerConfig
 from rl.trainer import TorchTrainer
 from rl.types import (
@@ -119,6 +126,16 @@ def test_every_token_is_computed_once() -> None:
     assert shared >= 20
     assert len(packed.ids) == len(packed.positions) == shared + own
     assert packed.segments[-1].end == len(packed.ids)
+
+
+def test_a_pass_holds_what_fits_with_the_trunk_counted_once() -> None:
+    groups = [random_group(seed, np.arange(50, dtype=np.int32)) for seed in range(6)]
+    whole = packed_tokens(groups)
+    assert [len(packed.ids) for packed in plan_passes(groups, whole)] == [whole]
+    parts = [len(packed.ids) for packed in plan_passes(groups, whole - 1)]
+    assert len(parts) == 2
+    assert max(parts) < whole
+    assert [len(packed.ids) for packed in plan_passes(groups, 1)] == [packed_tokens([g]) for g in groups]
 
 
 def test_samples_restart_after_their_prompt() -> None:
