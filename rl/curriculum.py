@@ -104,7 +104,7 @@ class BandSettings:
     high: float = 0.85
     outside: float = 0.04
     open_at: float = 0.35
-    memory: float = 8.0
+    memory: float = 16.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low < self.high <= 1.0:
