@@ -14,8 +14,6 @@ from typing import NoReturn
 
 from rl import reaper
 
-TRACKER = b"multiprocessing.resource_tracker"
-
 
 def descendants(pid: int) -> list[int]:
     """Processes started by `pid` and by those in turn, found in /proc; none where there is no /proc."""
@@ -42,7 +40,7 @@ def kill_descendants() -> None:
     """
     for pid in descendants(os.getpid()):
         try:
-            if TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if reaper.TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes():
                 continue
             os.kill(pid, signal.SIGKILL)
         except (ProcessLookupError, FileNotFoundError):

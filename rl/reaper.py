@@ -17,6 +17,9 @@ import signal
 import sys
 from pathlib import Path
 
+TRACKER = b"multiprocessing.resource_tracker"
+"""Python's own process that removes named semaphores from shared memory once all that use them are gone,
+and then ends: killed with the rest it would leave them there."""
 EXIT_SECONDS = 5.0
 ROUNDS = 3
 """A process found in one round may have started another that is found in the next."""
@@ -28,7 +31,8 @@ def writers(device: int, inode: int) -> list[int]:
     for output in Path("/proc").glob("[0-9]*/fd/1"):
         with contextlib.suppress(OSError):  # gone meanwhile, or another user's
             status = output.stat()
-            if (status.st_dev, status.st_ino) == (device, inode):
+            tracker = TRACKER in (output.parents[1] / "cmdline").read_bytes()
+            if (status.st_dev, status.st_ino) == (device, inode) and not tracker:
                 found.append(int(output.parts[2]))
     return [pid for pid in found if pid != os.getpid()]
 
