@@ -225,10 +225,6 @@ class Pool:
             raise Internal(f"sandbox {sandbox_id!r} is leased but has no connection")
         return connection
 
-    def ending(self, sandbox_id: str) -> SandboxdError | None:
-        """Why a lease that was here is no more; None for names that were never leased here."""
-        return self._endings.get(sandbox_id)
-
     def sandboxes(self) -> list[Sandbox]:
         """All that exist, oldest first."""
         return list(self._fleet.sandboxes.values())
