@@ -1,13 +1,8 @@
 """Packs groups into sequences without padding, so that what several samples share is computed once.
 
-A group is a tree: its prompt, then one branch a sample. Groups that are computed in the same pass
-share a further trunk, the longest common beginning of their prompts (the instructions and examples
-that every task has). Every token of the tree stands once in the packed sequence:
-
-    trunk | rest of prompt A | sample A1 | sample A2 | … | rest of prompt B | sample B1 | …
-
-A token attends to its own segment causally and to the whole of its segment's ancestors; its position
-counts along its own branch. The result equals computing each sample behind its own full prompt.
+A group is its prompt, then one branch a sample; samples that begin alike share that beginning too, and
+groups of the same pass share the instructions and examples that every task has. The result equals
+computing each sample behind its own full prompt.
 """
 
 from __future__ import annotations
@@ -19,27 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rl.advantage import scored_advantages
+from rl.prefix_tree import Indices, PrefixTree, Segment, merge
 from rl.types import Group, LogProbs, PackedGroup, Sample, TokenIds, Turn
-
-Indices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Tokens `[start, end)` of the packed sequence; `ancestors` index the segments above it on its branch."""
-
-    start: int
-    end: int
-    ancestors: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPass:
     """One forward and backward pass.
 
-    `ids` and `positions` have one entry a token of the packed sequence (T). The other arrays have one
-    entry a loss token (L): the output at `sources` predicts `targets`, which the sampler drew with
-    log-probability `logprobs`; `advantages` is that of the token's sample.
+    `ids` and `positions` have one entry a token of the packed sequence (T). The output at `sources`
+    predicts `targets`, one entry a token that any sample drew (U). The other arrays have one entry a
+    loss token of a sample (L): `rows` index U, the sampler drew it with log-probability `logprobs`, and
+    `advantages` is that of its sample.
     """
 
     ids: TokenIds
@@ -47,6 +33,7 @@ class PackedPass:
     segments: tuple[Segment, ...]
     sources: Indices
     targets: Indices
+    rows: Indices
     logprobs: LogProbs
     advantages: npt.NDArray[np.float32]
 
@@ -86,12 +73,6 @@ def sample_from_turns(turns: Sequence[Turn], advantage: float) -> Sample:
     )
 
 
-def packed_tokens(groups: Sequence[PackedGroup]) -> int:
-    """Tokens of one pass over these groups: the trunk once, then the rest of each prompt and every sample."""
-    alone = sum(len(group.prompt_ids) + sum(len(sample.ids) for sample in group.samples) for group in groups)
-    return alone - (len(groups) - 1) * shared_trunk(groups)
-
-
 def plan_passes(groups: Sequence[PackedGroup], max_tokens: int) -> Iterator[PackedPass]:
     """Packs whole groups, in order, into passes of at most `max_tokens` tokens (one group may exceed it).
 
@@ -99,7 +80,7 @@ def plan_passes(groups: Sequence[PackedGroup], max_tokens: int) -> Iterator[Pack
     """
     chosen: list[PackedGroup] = []
     for group in groups:
-        if chosen and packed_tokens([*chosen, group]) > max_tokens:
+        if chosen and len(tree_of_groups([*chosen, group]).ids) > max_tokens:
             yield pack_pass(chosen)
             chosen = []
         chosen.append(group)
@@ -107,71 +88,37 @@ def plan_passes(groups: Sequence[PackedGroup], max_tokens: int) -> Iterator[Pack
         yield pack_pass(chosen)
 
 
-def shared_trunk(groups: Sequence[PackedGroup]) -> int:
-    """Length of the trunk of a pass over these groups; 0 for a single one, whose prompt is its own."""
-    return common_prefix([group.prompt_ids for group in groups]) if len(groups) > 1 else 0
-
-
-def common_prefix(prompts: Sequence[TokenIds]) -> int:
-    """Length of the longest common beginning that leaves every prompt at least one token of its own."""
-    limit = min(len(prompt) for prompt in prompts) - 1
-    first = prompts[0][:limit]
-    for prompt in prompts[1:]:
-        differing = np.flatnonzero(first != prompt[: len(first)])
-        first = first[: differing[0]] if len(differing) else first
-    return len(first)
+def tree_of_groups(groups: Sequence[PackedGroup]) -> PrefixTree:
+    """Every sample behind its prompt, merged."""
+    return merge(
+        [np.concatenate([group.prompt_ids, sample.ids]) for group in groups for sample in group.samples]
+    )
 
 
 def pack_pass(groups: Sequence[PackedGroup]) -> PackedPass:
-    """Lays out the groups as one tree. Raises ValueError on an empty prompt or sample."""
-    packer = _Packer()
-    trunk = shared_trunk(groups)
-    root: tuple[int, ...] = ()
-    if trunk > 0:
-        root = (packer.add(groups[0].prompt_ids[:trunk], ()),)
+    """Lays out the groups as one tree. Raises ValueError on an empty prompt, which leaves a first token
+    that nothing predicts."""
+    tree = tree_of_groups(groups)
+    paths = iter(tree.paths)
+    places: list[Indices] = []
+    logprobs: list[LogProbs] = []
+    advantages: list[float] = []
     for group in groups:
-        prompt = packer.add(group.prompt_ids[trunk:], root)
+        if len(group.prompt_ids) == 0:
+            raise ValueError(f"the prompt of {group.task_key!r} has no token")
         for sample in group.samples:
-            packer.add_sample(sample, (*root, prompt))
-    return packer.result()
-
-
-class _Packer:
-    """Collects segments; `add` returns the index by which later segments name an ancestor."""
-
-    def __init__(self) -> None:
-        self._length = 0
-        self._segments: list[Segment] = []
-        self._ids: list[TokenIds] = []
-        self._positions: list[Indices] = []
-        self._losses: list[tuple[Indices, TokenIds, LogProbs, float]] = []
-
-    def add(self, ids: TokenIds, ancestors: tuple[int, ...]) -> int:
-        if len(ids) == 0:
-            raise ValueError("a prompt or sample without a token cannot be packed")
-        offset = sum(self._segments[i].end - self._segments[i].start for i in ancestors)
-        self._segments.append(Segment(self._length, self._length + len(ids), ancestors))
-        self._ids.append(ids)
-        self._positions.append(np.arange(offset, offset + len(ids)))
-        self._length += len(ids)
-        return len(self._segments) - 1
-
-    def add_sample(self, sample: Sample, ancestors: tuple[int, ...]) -> None:
-        segment = self._segments[self.add(sample.ids, ancestors)]
-        sources = np.arange(segment.start - 1, segment.end - 1)
-        sources[0] = self._segments[ancestors[-1]].end - 1
-        mask = sample.loss_mask
-        self._losses.append((sources[mask], sample.ids[mask], sample.logprobs[mask], sample.advantage))
-
-    def result(self) -> PackedPass:
-        sources, targets, logprobs, advantages = zip(*self._losses, strict=True)
-        counts = [len(part) for part in sources]
-        return PackedPass(
-            ids=np.concatenate(self._ids),
-            positions=np.concatenate(self._positions),
-            segments=tuple(self._segments),
-            sources=np.concatenate(sources),
-            targets=np.concatenate(targets).astype(np.int64),
-            logprobs=np.concatenate(logprobs),
-            advantages=np.repeat(np.asarray(advantages, np.float32), counts),
-        )
+            drawn = np.flatnonzero(sample.loss_mask)
+            places.append(next(paths)[len(group.prompt_ids) + drawn])
+            logprobs.append(sample.logprobs[drawn])
+            advantages.append(sample.advantage)
+    unique, rows = np.unique(np.concatenate(places), return_inverse=True)
+    return PackedPass(
+        ids=tree.ids,
+        positions=tree.positions,
+        segments=tree.segments,
+        sources=tree.parents[unique],
+        targets=tree.ids[unique].astype(np.int64),
+        rows=rows,
+        logprobs=np.concatenate(logprobs),
+        advantages=np.repeat(np.asarray(advantages, np.float32), [len(part) for part in places]),
+    )

@@ -7,6 +7,7 @@ JSON and equal bit for bit after a round trip, so a resumed run draws the tasks 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -140,7 +141,8 @@ class SolveRateBands:
 
     A place's weight is the variance of one episode's reward, `4·p·(1 - p)` at estimated solve rate p:
     advantages are differences within a group, so this is how much a group there can teach. Outside
-    the band the weight is `outside`. A place not yet seen counts as p = 1/2.
+    the band the weight is `outside`. A place not yet seen counts as p = 1/2. Groups of a place that are
+    still being played share its weight, so that a new level is not tried many times before it is known.
     """
 
     def __init__(
@@ -158,11 +160,15 @@ class SolveRateBands:
         self._open = dict.fromkeys(families, 1)
         self._settings = settings
         self._estimates: dict[Place, _Estimate] = {}
+        self._playing: Counter[Place] = Counter()
         self._drawer = _Drawer(source, seed)
 
     def next_task(self) -> Task:
         places = self.open_places()
-        return self._drawer.draw(self._drawer.choose(places, [self.weight(place) for place in places]))
+        weights = [self.weight(place) / (1 + self._playing[place]) for place in places]
+        chosen = self._drawer.choose(places, weights)
+        self._playing[chosen] += 1
+        return self._drawer.draw(chosen)
 
     def open_places(self) -> list[Place]:
         """The places that can be drawn now."""
@@ -170,18 +176,14 @@ class SolveRateBands:
 
     def weight(self, place: Place) -> float:
         """How often a place is drawn, relative to one whose solve rate is 1/2."""
-        rate = self._solved(place)
+        rate = self._estimate(place).rate
         inside = self._settings.low <= rate <= self._settings.high
         return max(4.0 * rate * (1.0 - rate), self._settings.outside) if inside else self._settings.outside
 
-    def _solved(self, place: Place) -> float:
-        """The estimated solve rate. Whoever solves a harder level of a family solves this one as often."""
-        family, level = place
-        harder = [self._estimates.get((family, above)) for above in range(level + 1, self._open[family])]
-        return max([self._estimate(place).rate, *(estimate.rate for estimate in harder if estimate)])
-
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
         place = (task.family, task.level)
+        if self._playing[place]:
+            self._playing[place] -= 1
         if task.family not in self._open or not rewards:
             return
         self._estimates.setdefault(place, _Estimate()).add(rewards, self._settings.memory)
@@ -199,6 +201,9 @@ class SolveRateBands:
         return {
             "drawer": self._drawer.state_dict(),
             "open": dict(self._open),
+            "playing": [
+                [family, level, count] for (family, level), count in sorted(self._playing.items()) if count
+            ],
             "estimates": [
                 [family, level, estimate.solved, estimate.failed]
                 for (family, level), estimate in sorted(self._estimates.items())
@@ -209,6 +214,7 @@ class SolveRateBands:
         self._drawer.load_state_dict(state["drawer"])
         # In the order of the families, not of the file: the order decides which place a random number hits.
         self._open = {family: int(state["open"].get(family, 1)) for family in self._levels}
+        self._playing = Counter({(family, level): count for family, level, count in state["playing"]})
         self._estimates = {
             (family, level): _Estimate(solved, failed) for family, level, solved, failed in state["estimates"]
         }

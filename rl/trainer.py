@@ -112,7 +112,8 @@ class TorchTrainer:
         ).last_hidden_state[0]
         sources = torch.from_numpy(packed.sources).to(device)
         targets = torch.from_numpy(packed.targets).to(device)
-        return token_logprobs(hidden[sources], self.model.get_output_embeddings().weight, targets)
+        unique = token_logprobs(hidden[sources], self.model.get_output_embeddings().weight, targets)
+        return unique[torch.from_numpy(packed.rows).to(device)]
 
     def accumulate(self, packed: PackedPass, total: int) -> dict[str, float]:
         """Adds the gradient of one pass; the loss is the mean over all loss tokens of the batch."""

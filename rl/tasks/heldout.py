@@ -13,7 +13,7 @@ BENCHMARK: dict[str, tuple[str, int]] = {
     "sums_5": ("sums", 5),
     "words_1": ("words", 1),
     "words_2": ("words", 5),
-    "letters": ("letters", 4),
+    "letters": ("letters", 5),
 }
 """Kind → (family, level): sums of two, three and five numbers from 10 to 999, one- and two-step word
 problems, letter counts with no hint. Declared before any training; a change starts a

@@ -11,10 +11,11 @@ PHRASINGS = (
     'What does print("{word}".count("{letter}")) print?',
     'What is "{word}".count("{letter}")?',
     'Count "{letter}" in "{word}" with .count().',
-    'How many times does .count() find "{letter}" in "{word}"?',
+    'Count "{letter}" in "{word}".',
+    'How many times does "{letter}" occur in "{word}"? Use .count().',
     'How many times does "{letter}" occur in "{word}"?',
 )
-LONG = 'How many times does "{letter}" occur in "{word}"?'
+BARE = len(PHRASINGS) - 1
 
 
 class Letters(Numeric):
@@ -27,16 +28,18 @@ class Letters(Numeric):
     levels = (
         "program given",
         "expression given",
-        "method named after the letter",
-        "method named inside the question",
+        "method named",
+        "verb named",
+        "bare question, method named after it",
         "bare question, one word",
         "bare question, two to four words",
     )
 
     def make(self, level: int, rng: random.Random) -> Problem:
-        wanted = rng.randint(1, 4 if level < 5 else 6)
-        text, letter = pick(rng, wanted, words=1 if level < 5 else rng.randint(2, 4))
-        phrasing = PHRASINGS[level] if level < 5 else LONG
+        several = level > BARE
+        wanted = rng.randint(1, 6 if several else 4)
+        text, letter = pick(rng, wanted, words=rng.randint(2, 4) if several else 1)
+        phrasing = PHRASINGS[min(level, BARE)]
         return Problem(phrasing.format(word=text, letter=letter), str(text.count(letter)))
 
 

@@ -8,15 +8,9 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rl.batching import (
-    common_prefix,
-    pack_group,
-    pack_pass,
-    packed_tokens,
-    plan_passes,
-    sample_from_turns,
-)
+from rl.batching import pack_group, pack_pass, plan_passes, sample_from_turns
 from rl.config import TrainerConfig
+from rl.prefix_tree import common_prefix, merge
 from rl.trainer import TorchTrainer
 from rl.types import (
     Episode,
@@ -49,19 +43,20 @@ def episode(outcome: Outcome, *turns: Turn) -> Episode:
     return Episode(Task("k", "sums", 0, "q", "a"), turns, outcome, StopReason.COMPLETED)
 
 
-def random_group(seed: int, trunk: np.ndarray) -> PackedGroup:
+def random_group(seed: int, trunk: np.ndarray, rest: int = 8) -> PackedGroup:
+    """Up to `rest` tokens of prompt behind the trunk, then four samples of which some begin alike."""
     rng = np.random.default_rng(seed)
-    prompt = np.concatenate([trunk, rng.integers(0, VOCABULARY, rng.integers(1, 9))]).astype(np.int32)
+    prompt = np.concatenate([trunk, rng.integers(0, VOCABULARY, rng.integers(rest // 2, rest + 1))])
+    beginnings = [rng.integers(0, VOCABULARY, 4) for _ in range(2)]
     samples = []
-    for _ in range(4):
-        length = int(rng.integers(2, 15))
-        mask = rng.random(length) < 0.7
+    for index in range(4):
+        own = rng.integers(0, VOCABULARY, rng.integers(1, 12))
+        row = np.concatenate([beginnings[index % 2][: 2 + index], own]).astype(np.int32)
+        mask = rng.random(len(row)) < 0.7
         mask[-1] = True
-        logprobs = np.where(mask, rng.normal(-4.5, 0.3, length), np.nan).astype(np.float32)
-        samples.append(
-            Sample(rng.integers(0, VOCABULARY, length).astype(np.int32), mask, logprobs, float(rng.normal()))
-        )
-    return PackedGroup(f"task-{seed}", prompt, tuple(samples))
+        logprobs = np.where(mask, rng.normal(-4.5, 0.3, len(row)), np.nan).astype(np.float32)
+        samples.append(Sample(row, mask, logprobs, float(rng.normal())))
+    return PackedGroup(f"task-{seed}", prompt.astype(np.int32), tuple(samples))
 
 
 def tiny_llama() -> LlamaForCausalLM:
@@ -94,10 +89,19 @@ def unpacked_loss(model: LlamaForCausalLM, groups: list[PackedGroup], cap: float
     return torch.stack(terms).sum() / sum(int(s.loss_mask.sum()) for g in groups for s in g.samples)
 
 
-@pytest.mark.parametrize("max_pass_tokens", [1, 10_000])
-def test_packed_loss_and_gradients_equal_unpacked(max_pass_tokens: int) -> None:
-    trunk = np.arange(11, dtype=np.int32)
-    groups = [random_group(seed, trunk) for seed in range(3)]
+@pytest.mark.parametrize(
+    ("trunk_length", "rest", "max_pass_tokens"),
+    [
+        pytest.param(11, 8, 1, id="one group a pass"),
+        pytest.param(11, 8, 10_000, id="all under one mask"),
+        pytest.param(600, 8, 10_000, id="trunk apart from its groups"),
+        pytest.param(600, 1100, 10_000, id="prompts apart from their samples"),
+        pytest.param(0, 8, 10_000, id="nothing shared"),
+    ],
+)
+def test_packed_loss_and_gradients_equal_unpacked(trunk_length: int, rest: int, max_pass_tokens: int) -> None:
+    trunk = np.arange(trunk_length, dtype=np.int32) % VOCABULARY
+    groups = [random_group(seed, trunk, rest) for seed in range(3)]
     reference = tiny_llama()
     loss = unpacked_loss(reference, groups, cap=1.2)
     loss.backward()
@@ -118,42 +122,47 @@ def test_packed_loss_and_gradients_equal_unpacked(max_pass_tokens: int) -> None:
 
 
 def test_every_token_is_computed_once() -> None:
-    trunk = np.arange(20, dtype=np.int32)
-    groups = [random_group(seed, trunk) for seed in range(3)]
-    shared = common_prefix([group.prompt_ids for group in groups])
+    groups = [random_group(seed, np.arange(20, dtype=np.int32)) for seed in range(3)]
     packed = pack_pass(groups)
-    own = sum(len(g.prompt_ids) - shared + sum(len(s.ids) for s in g.samples) for g in groups)
-    assert shared >= 20
-    assert len(packed.ids) == len(packed.positions) == shared + own
-    assert packed.segments[-1].end == len(packed.ids)
+    rows = [tuple(g.prompt_ids) + tuple(s.ids) for g in groups for s in g.samples]
+    assert len(packed.ids) == len({row[:end] for row in rows for end in range(1, len(row) + 1)})
+    assert len(packed.positions) == packed.segments[-1].end == len(packed.ids)
+    assert len(packed.targets) == len(set(packed.rows.tolist())) <= len(packed.rows)
+
+
+def test_paths_lead_through_the_tree() -> None:
+    rows = [ids(5, 6, 7), ids(5, 6, 8, 9), ids(5, 6, 8), ids(4), ids(5, 6, 7)]
+    tree = merge(rows)
+    assert [tree.ids[path].tolist() for path in tree.paths] == [row.tolist() for row in rows]
+    assert [tree.positions[path].tolist() for path in tree.paths] == [list(range(len(row))) for row in rows]
+    for path in tree.paths:
+        assert tree.parents[path].tolist() == [-1, *path[:-1]]
+    assert tree.ids.tolist() == [5, 6, 7, 8, 9, 4]
+
+
+def test_equal_samples_count_each() -> None:
+    twice = Sample(ids(1, 2), np.array([True, True]), np.array([-1.0, -2.0], np.float32), 0.5)
+    packed = pack_pass([PackedGroup("k", ids(9), (twice, twice))])
+    assert packed.ids.tolist() == [9, 1, 2]
+    assert packed.targets.tolist() == [1, 2]
+    assert packed.rows.tolist() == [0, 1, 0, 1]
+    assert packed.advantages.tolist() == [0.5] * 4
 
 
 def test_a_pass_holds_what_fits_with_the_trunk_counted_once() -> None:
     groups = [random_group(seed, np.arange(50, dtype=np.int32)) for seed in range(6)]
-    whole = packed_tokens(groups)
+    whole = len(pack_pass(groups).ids)
     assert [len(packed.ids) for packed in plan_passes(groups, whole)] == [whole]
     parts = [len(packed.ids) for packed in plan_passes(groups, whole - 1)]
     assert len(parts) == 2
     assert max(parts) < whole
-    assert [len(packed.ids) for packed in plan_passes(groups, 1)] == [packed_tokens([g]) for g in groups]
+    assert [len(packed.ids) for packed in plan_passes(groups, 1)] == [len(pack_pass([g]).ids) for g in groups]
 
 
-def test_samples_restart_after_their_prompt() -> None:
-    group = PackedGroup("k", ids(1, 2, 3), tuple(random_group(s, ids(9)).samples[0] for s in (1, 2)))
-    packed = pack_pass([group])
-    for segment in packed.segments[1:]:
-        assert packed.positions[segment.start] == 3
-        assert segment.ancestors == (0,)
-    firsts = [np.flatnonzero(sample.loss_mask)[0] for sample in group.samples]
-    if firsts[0] == 0:
-        assert packed.sources[0] == 2
-
-
-def test_prompt_equal_to_the_trunk_keeps_a_token_of_its_own() -> None:
-    same = ids(5, 6, 7)
-    assert common_prefix([same, same]) == 2
-    assert common_prefix([same, ids(5, 9, 7)]) == 1
-    assert common_prefix([same, ids(8)]) == 0
+def test_common_prefix() -> None:
+    assert common_prefix([ids(5, 6, 7), ids(5, 6, 7)]) == 3
+    assert common_prefix([ids(5, 6, 7), ids(5, 9, 7)]) == 1
+    assert common_prefix([ids(5, 6, 7), ids(8)]) == 0
 
 
 def test_observations_carry_no_loss_and_the_tail_is_cut() -> None:
@@ -177,5 +186,5 @@ def test_unscored_members_shrink_the_group() -> None:
 
 
 def test_empty_prompt_is_refused() -> None:
-    with pytest.raises(ValueError, match="without a token"):
+    with pytest.raises(ValueError, match="has no token"):
         pack_pass([PackedGroup("k", ids(), random_group(0, ids(1)).samples)])

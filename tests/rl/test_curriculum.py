@@ -29,7 +29,7 @@ def bands(seed: int = 0, settings: BandSettings = WIDE) -> SolveRateBands:
 
 
 def uniform(seed: int = 0) -> Uniform:
-    return Uniform(SOURCE, [("sums", 2), ("words", 1), ("letters", 4)], seed=seed)
+    return Uniform(SOURCE, [("sums", 2), ("words", 1), ("letters", 5)], seed=seed)
 
 
 def teach(curriculum: Curriculum, place: tuple[str, int], rate: float, groups: int = 4) -> None:
@@ -97,12 +97,22 @@ def test_the_middle_band_is_drawn_most() -> None:
     assert counts["sums", 1] > 3 * counts["letters", 0] > 0
 
 
-def test_an_easier_level_counts_as_solved_once_a_harder_one_is() -> None:
+def test_a_new_place_is_tried_before_it_is_tried_again() -> None:
+    """Ten groups start before any has ended: they spread over the open places."""
     curriculum = bands()
-    teach(curriculum, ("sums", 0), 0.5)
-    before = curriculum.weight(("sums", 0))
-    teach(curriculum, ("sums", 1), 1.0, groups=6)
-    assert curriculum.weight(("sums", 0)) == curriculum.weight(("sums", 1)) < before
+    teach(curriculum, ("sums", 0), 1.0, groups=6)
+    counts = drawn(curriculum, 12)
+    fresh = [counts[place] for place in (("sums", 1), ("words", 0), ("letters", 0))]
+    assert sum(fresh) >= 11
+    assert max(fresh) <= 6
+
+
+def test_a_place_counts_in_full_again_once_its_groups_have_ended() -> None:
+    curriculum = bands()
+    tasks = [curriculum.next_task() for _ in range(30)]
+    for task in tasks:
+        curriculum.observe(task, [])
+    assert curriculum.state_dict()["playing"] == []
 
 
 def test_a_solve_rate_is_forgotten_as_the_policy_moves() -> None:
@@ -123,7 +133,7 @@ def test_a_group_without_scored_episodes_teaches_nothing() -> None:
 
 def test_uniform_draws_every_place_equally_often() -> None:
     counts = drawn(uniform(), 600)
-    assert set(counts) == {("sums", 2), ("words", 1), ("letters", 4)}
+    assert set(counts) == {("sums", 2), ("words", 1), ("letters", 5)}
     assert min(counts.values()) > 150
 
 
