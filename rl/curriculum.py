@@ -104,7 +104,7 @@ class BandSettings:
     low: float = 0.05
     high: float = 0.85
     outside: float = 0.04
-    open_at: float = 0.35
+    open_at: float = 0.25
     memory: float = 16.0
 
     def __post_init__(self) -> None:
@@ -139,10 +139,11 @@ class _Estimate:
 class SolveRateBands:
     """Draws where the solve rate is in the middle band, and opens levels as earlier ones are learned.
 
-    A place's weight is the variance of one episode's reward, `4·p·(1 - p)` at estimated solve rate p:
-    advantages are differences within a group, so this is how much a group there can teach. Outside
-    the band the weight is `outside`. A place not yet seen counts as p = 1/2. Groups of a place that are
-    still being played share its weight, so that a new level is not tried many times before it is known.
+    A place's weight at estimated solve rate p is `27/4 · p·(1 - p)·(1 - p)`, at most 1: the variance of
+    one episode's reward, for advantages are differences within a group, times the share that is still
+    to be learned. Outside the band the weight is `outside`. A place not yet seen counts as p = 1/2. A family is drawn as
+    often as its best place deserves, however many of its levels are open. Within it a place's groups that
+    are still being played share its weight, so that a new level is not tried often before it is known.
     """
 
     def __init__(
@@ -164,21 +165,30 @@ class SolveRateBands:
         self._drawer = _Drawer(source, seed)
 
     def next_task(self) -> Task:
-        places = self.open_places()
-        weights = [self.weight(place) / (1 + self._playing[place]) for place in places]
-        chosen = self._drawer.choose(places, weights)
+        chosen = self._drawer.choose(*self._shares())
         self._playing[chosen] += 1
         return self._drawer.draw(chosen)
+
+    def _shares(self) -> tuple[list[Place], list[float]]:
+        """The open places, and how often each is to be drawn now."""
+        shares: dict[Place, float] = {}
+        for family, count in self._open.items():
+            places = [(family, level) for level in range(count)]
+            best = max(self.weight(place) for place in places)
+            within = [self.weight(place) / (1 + self._playing[place]) for place in places]
+            shares |= {place: best * share / sum(within) for place, share in zip(places, within, strict=True)}
+        return list(shares), list(shares.values())
 
     def open_places(self) -> list[Place]:
         """The places that can be drawn now."""
         return [(family, level) for family, count in self._open.items() for level in range(count)]
 
     def weight(self, place: Place) -> float:
-        """How often a place is drawn, relative to one whose solve rate is 1/2."""
+        """How often a place is drawn, relative to one whose solve rate is 1/3, which is drawn most."""
         rate = self._estimate(place).rate
         inside = self._settings.low <= rate <= self._settings.high
-        return max(4.0 * rate * (1.0 - rate), self._settings.outside) if inside else self._settings.outside
+        worth = 27.0 / 4.0 * rate * (1.0 - rate) ** 2 if inside else 0.0
+        return max(worth, self._settings.outside)
 
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
         place = (task.family, task.level)

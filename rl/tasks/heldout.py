@@ -12,7 +12,7 @@ BENCHMARK: dict[str, tuple[str, int]] = {
     "sums_3": ("sums", 3),
     "sums_5": ("sums", 5),
     "words_1": ("words", 1),
-    "words_2": ("words", 5),
+    "words_2": ("words", 6),
     "letters": ("letters", 5),
 }
 """Kind → (family, level): sums of two, three and five numbers from 10 to 999, one- and two-step word

@@ -15,8 +15,9 @@ class Words(Numeric):
     levels = (
         "one step: gains",
         "one step: gains, losses, packs, shares",
-        "two steps: gains and losses, equation named",
+        "two steps: gains",
         "two steps: gains and losses",
+        "two steps: packs, then gains or losses, equation named",
         "two steps: packs, then gains or losses",
         "two steps: all kinds",
         "three steps",
@@ -27,8 +28,9 @@ class Words(Numeric):
         makers = (
             (story.gain,),
             (story.gain, story.loss, story.packs, story.share),
-            (story.gain_gain_named, story.gain_loss_named),
+            (story.gain_gain,),
             (story.gain_gain, story.gain_loss, story.loss_loss),
+            (story.packs_gain_named, story.packs_loss_named),
             (story.packs_gain, story.packs_loss),
             (story.gain_gain, story.gain_loss, story.packs_gain, story.packs_loss, story.more_together),
             (story.packs_gain_loss, story.packs_packs),
@@ -84,14 +86,6 @@ class Story:
         middle = f"has {self.a} {self.item}, sells {b} and gives away {self.c}."
         return self.tell(middle, self.a - b - self.c)
 
-    def gain_gain_named(self) -> Problem:
-        problem = self.gain_gain()
-        return Problem(f"{problem.question} Add all three numbers.", problem.answer)
-
-    def gain_loss_named(self) -> Problem:
-        problem = self.gain_loss()
-        return Problem(f"{problem.question} Add the second number, subtract the third.", problem.answer)
-
     def packs_gain(self) -> Problem:
         middle = f"buys {self.count} boxes of {self.each} {self.item} and finds {self.b} more."
         return self.tell(middle, self.count * self.each + self.b)
@@ -100,6 +94,14 @@ class Story:
         lost = self.rng.randint(2, self.count * self.each - 1)
         middle = f"buys {self.count} boxes of {self.each} {self.item} and gives away {lost}."
         return self.tell(middle, self.count * self.each - lost)
+
+    def packs_gain_named(self) -> Problem:
+        problem = self.packs_gain()
+        return Problem(f"{problem.question} Multiply two numbers, then add the third.", problem.answer)
+
+    def packs_loss_named(self) -> Problem:
+        problem = self.packs_loss()
+        return Problem(f"{problem.question} Multiply two numbers, then subtract the third.", problem.answer)
 
     def more_together(self) -> Problem:
         text = f"{self.who} has {self.a} {self.item}. {self.other} has {self.b} more than {self.who}."
