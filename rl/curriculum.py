@@ -103,7 +103,7 @@ class BandSettings:
 
     low: float = 0.05
     high: float = 0.85
-    outside: float = 0.04
+    outside: float = 0.02
     open_at: float = 0.25
     memory: float = 16.0
 
@@ -141,9 +141,11 @@ class SolveRateBands:
 
     A place's weight at estimated solve rate p is `27/4 · p·(1 - p)·(1 - p)`, at most 1: the variance of
     one episode's reward, for advantages are differences within a group, times the share that is still
-    to be learned. Outside the band the weight is `outside`. A place not yet seen counts as p = 1/2. A family is drawn as
-    often as its best place deserves, however many of its levels are open. Within it a place's groups that
-    are still being played share its weight, so that a new level is not tried often before it is known.
+    to be learned. Outside the band the weight is `outside`. A place not yet seen counts as p = 1/2.
+
+    A family is drawn as often as its best place deserves, however many of its levels are open. Within it
+    a place's groups that are still being played share its weight, so that a new level is not tried often
+    before it is known.
     """
 
     def __init__(

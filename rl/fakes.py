@@ -30,7 +30,7 @@ class FakeTrainer:
         self.batches.append(batch)
         self.step_count += 1
         count = batch.trained_count
-        return StepReport(batch.step, 0.0, 0.0, count, count, 1.0, 0.0, 0.0, 0.0)
+        return StepReport(batch.step, 0.0, 0.0, count, count, batch.unshared_count, 1.0, 0.0, 0.0, 0.0)
 
     async def write_weights(self, path: Path) -> int:
         await asyncio.to_thread(path.write_text, str(self.step_count))

@@ -68,6 +68,7 @@ class Generation:
 class GeneratorStats:
     """Counters since the start, and the requests running now.
 
+    `cached_tokens` are those of `prompt_tokens` that earlier requests had computed already.
     `busy_seconds` is the time during which at least one request ran, `paused_seconds` the time that
     weight updates stopped the engine.
     """
@@ -75,6 +76,7 @@ class GeneratorStats:
     running: int
     finished: int
     prompt_tokens: int
+    cached_tokens: int
     generated_tokens: int
     busy_seconds: float
     paused_seconds: float

@@ -83,6 +83,7 @@ def training_row(report: StepReport) -> Row:
         "mismatch_kl": report.mismatch_kl,
         "train/tokens": report.trained_tokens,
         "train/forwarded_tokens": report.forwarded_tokens,
+        "train/unshared_tokens": report.unshared_tokens,
         "perf/trained_tok_s": report.trained_tokens / max(report.train_seconds, 1e-9),
         **{f"train/{name}": value for name, value in report.extra.items()},
     }

@@ -40,17 +40,29 @@ class Observer:
         self._progress = progress
         self._clock = clock
         self._began = clock()
-        self._busy_began = watched.generator.stats().busy_seconds
+        stats = watched.generator.stats()
+        self._busy_began = stats.busy_seconds
+        self._prompts = stats.prompt_tokens, stats.cached_tokens
 
     async def step(self, row: Row) -> None:
         """Completes the row of a step, writes it and shows it."""
         stats = await self._watched.control.get_pool(self._watched.pool)
         row |= pool_row(stats)
         row |= latency_row("sandbox/acquire", self._watched.sandboxes.drain_waits())
+        row |= self._prompt_row()
         row["time/wall"] = self._clock() - self._began
         row["perf/generator_idle_ratio"] = self.idle_ratio()
         self.log.write(row)
         self._progress.step(row, stats)
+
+    def _prompt_row(self) -> Row:
+        """What the prompts of the requests since the last step held, and how much of it was at hand."""
+        stats = self._watched.generator.stats()
+        before, self._prompts = self._prompts, (stats.prompt_tokens, stats.cached_tokens)
+        return {
+            "rollout/prompt_tokens": float(stats.prompt_tokens - before[0]),
+            "rollout/cached_tokens": float(stats.cached_tokens - before[1]),
+        }
 
     def idle_ratio(self) -> float:
         """Share of the time since the start of training in which the generator had no request to run."""

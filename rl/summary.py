@@ -51,6 +51,15 @@ def summarise(
         "generator_idle_ratio": results.generator_idle_ratio,
         "trained_tokens": tokens["trained"],
         "generated_tokens": tokens["generated"],
+        "shared": {
+            name: sum(row.get(key, 0.0) for row in results.rows)
+            for name, key in (
+                ("train_tokens_unshared", "train/unshared_tokens"),
+                ("train_tokens_computed", "train/forwarded_tokens"),
+                ("prompt_tokens", "rollout/prompt_tokens"),
+                ("prompt_tokens_cached", "rollout/cached_tokens"),
+            )
+        },
         "staleness": {
             "mean": sum(ages) / len(ages) if ages else 0.0,
             "max": max(oldest, default=0.0),

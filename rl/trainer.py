@@ -94,6 +94,7 @@ class TorchTrainer:
             grad_norm=norm,
             trained_tokens=int(sums["tokens"]),
             forwarded_tokens=int(sums["forwarded"]),
+            unshared_tokens=batch.unshared_count,
             mean_ratio=sums["ratio"] / counted,
             clipped_fraction=sums["clipped"] / counted,
             mismatch_kl=sums["kl"] / counted,

@@ -210,6 +210,13 @@ class Batch:
         """Tokens that carry a loss."""
         return sum(int(sample.loss_mask.sum()) for group in self.groups for sample in group.samples)
 
+    @property
+    def unshared_count(self) -> int:
+        """Tokens that a forward pass would take with every sample behind a prompt of its own."""
+        return sum(
+            len(group.prompt_ids) + len(sample.ids) for group in self.groups for sample in group.samples
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -220,6 +227,7 @@ class StepReport:
     grad_norm: float
     trained_tokens: int
     forwarded_tokens: int
+    unshared_tokens: int
     mean_ratio: float
     clipped_fraction: float
     mismatch_kl: float

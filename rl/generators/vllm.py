@@ -162,7 +162,7 @@ class VllmGenerator:
         self._names = itertools.count()
         self._updating = asyncio.Lock()
         self._running = self._finished = self._updates = 0
-        self._prompt_tokens = self._generated_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._busy_seconds = self._paused_seconds = self._busy_since = 0.0
 
     @property
@@ -211,10 +211,11 @@ class VllmGenerator:
         parameters = to_parameters(sampling)
         last = None
         async for result in self._engine.generate(prompt, parameters, f"r{next(self._names)}"):
-            last = result.outputs[0]
+            last = result
         if last is None:
             raise GeneratorDead("the vLLM engine ended a request without any output")
-        return last
+        self._cached_tokens += last.num_cached_tokens or 0
+        return last.outputs[0]
 
     async def update_weights(self, path: Path, version: int) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -256,6 +257,7 @@ class VllmGenerator:
             running=self._running,
             finished=self._finished,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             busy_seconds=busy,
             paused_seconds=self._paused_seconds,

@@ -132,6 +132,8 @@ def test_tokens_go_in_and_come_out_with_the_policys_own_logprobs(engine: Engine,
     assert after.generated_tokens - before.generated_tokens == len(drawn.ids)
     assert after.running == 0
     assert after.busy_seconds > before.busy_seconds
+    engine.generate()
+    assert engine.generator.stats().cached_tokens - after.cached_tokens == len(PROMPT) // 32 * 32
 
 
 def test_a_turn_ends_with_its_stop_text_or_its_end_token_or_its_length(engine: Engine, model: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,13 @@ from rl.trainer_process import TrainerProcess, start_trainer
 from rl.types import Batch, PackedGroup, Sample
 
 VOCABULARY = 50
+
+
+@pytest.fixture(autouse=True)
+def denormals() -> Iterator[None]:
+    """A trainer flushes them for its whole process; other tests want theirs back."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture
