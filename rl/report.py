@@ -70,11 +70,20 @@ def _head(title: str, summary: Mapping[str, Any]) -> str:
         "generator idle": _percent(summary["generator_idle_ratio"]),
         "trained tokens": f"{summary['trained_tokens']:,}",
         "generated tokens": f"{summary['generated_tokens']:,}",
+        "trainer's tokens shared": _percent(
+            1.0 - _share(summary, "train_tokens_computed", "train_tokens_unshared")
+        ),
+        "prompt tokens cached": _percent(_share(summary, "prompt_tokens_cached", "prompt_tokens")),
     }
     cells = "".join(f"<div><b>{value}</b>{html.escape(name)}</div>" for name, value in figures.items())
     note = "The benchmark kinds count in equal shares; held-out problems are never trained on."
     head = f'<h1>{html.escape(title)}</h1><p class="soft">seed {summary["seed"]}. {note}</p>'
     return f'{head}<div class="figures">{cells}</div>'
+
+
+def _share(summary: Mapping[str, Any], part: str, whole: str) -> float:
+    shared = summary["shared"]
+    return float(shared[part] / max(shared[whole], 1.0))
 
 
 def _benchmark(summary: Mapping[str, Any], when: str) -> float | None:

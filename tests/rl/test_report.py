@@ -49,6 +49,12 @@ def run(tmp_path: Path) -> Path:
         "generator_idle_ratio": None,
         "trained_tokens": 1234,
         "generated_tokens": 5678,
+        "shared": {
+            "train_tokens_unshared": 1000.0,
+            "train_tokens_computed": 210.0,
+            "prompt_tokens": 100.0,
+            "prompt_tokens_cached": 87.0,
+        },
         "staleness": {"mean": 0.5, "max": 1},
         "ledger": {
             "episodes": {"generated": 9, "trained": 8, "discarded": {"unscored:SANDBOX_LOST": 1}},
@@ -93,7 +99,16 @@ def test_the_page_stands_alone_and_shows_the_numbers(run: Path) -> None:
     assert "@import" not in text
     assert page.tags.count("svg") >= 6
     assert len(page.ids) == len(set(page.ids))
-    for shown in ("0.11", "0.83", "1,234", "25%", "unscored:SANDBOX_LOST", "Solve rate while training"):
+    for shown in (
+        "0.11",
+        "0.83",
+        "1,234",
+        "25%",
+        "79%",
+        "87%",
+        "unscored:SANDBOX_LOST",
+        "Solve rate while training",
+    ):
         assert shown in page.text
     assert "script" not in page.tags
     assert "prefers-color-scheme: dark" in text
