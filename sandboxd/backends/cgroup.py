@@ -18,11 +18,6 @@ CONTROLLERS = ("memory", "pids", "cpu")
 # Where the launcher itself lives in version 2; sandboxes are named otherwise.
 LAUNCHER_GROUP = "_launcher"
 
-# Where a process of one thread writes "0" to move itself in. Version 1's `tasks` moves one thread, for which
-# the kernel need not stop all forks of the host: 0.5 ms in place of 5 to 19 ms for `cgroup.procs`, which
-# besides come one after another. Version 2 has no such file for groups that hold whole processes.
-MEMBERS = {1: "tasks", 2: "cgroup.procs"}
-
 # A hierarchy: its version, its directory for this launcher, the controllers that it brings.
 Hierarchy = tuple[int, str, tuple[str, ...]]
 
@@ -175,7 +170,7 @@ class Cgroups:
             group = os.open(sandbox_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
             for name, value, optional in settings(version, brings, limits):
                 _write(group, name, value, optional=optional)
-            _write(group, MEMBERS[version], "0", optional=False)
+            _write(group, "cgroup.procs", "0", optional=False)
             if "memory" in brings:
                 name = "memory.events" if version == 2 else "memory.oom_control"
                 oom_fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=group)
