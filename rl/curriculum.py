@@ -175,10 +175,10 @@ class SolveRateBands:
         """The open places, and how often each is to be drawn now."""
         shares: dict[Place, float] = {}
         for family, count in self._open.items():
-            places = [(family, level) for level in range(count)]
-            best = max(self.weight(place) for place in places)
-            within = [self.weight(place) / (1 + self._playing[place]) for place in places]
-            shares |= {place: best * share / sum(within) for place, share in zip(places, within, strict=True)}
+            weights = {(family, level): self.weight((family, level)) for level in range(count)}
+            within = {place: weight / (1 + self._playing[place]) for place, weight in weights.items()}
+            scale = max(weights.values()) / sum(within.values())
+            shares |= {place: share * scale for place, share in within.items()}
         return list(shares), list(shares.values())
 
     def open_places(self) -> list[Place]:

@@ -124,16 +124,6 @@ class MetricsLog:
         with self._path.open("a") as file:
             file.write(f"{json.dumps(kept)}\n")
 
-    def mean(self, name: str) -> float | None:
-        values = [row[name] for row in self.rows if name in row]
-        return statistics.fmean(values) if values else None
-
-    def total(self, name: str) -> float:
-        return sum(row.get(name, 0.0) for row in self.rows)
-
-    def maximum(self, name: str) -> float | None:
-        return max((row[name] for row in self.rows if name in row), default=None)
-
 
 def fate_of(member: Played, group_reason: str | None) -> tuple[Fate, str]:
     """What becomes of one episode when its group is trained (None) or dropped for `group_reason`.
