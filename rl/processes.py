@@ -1,4 +1,4 @@
-"""Ends the processes that this one has started, as a last resort: they have had their chance to end well."""
+"""What a run's processes share: how their threads wait, and how they are ended as a last resort."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from rl import reaper
+
+THREADS = {"GOMP_SPINCOUNT": "5000", "KMP_BLOCKTIME": "0"}
+"""How the threads of a parallel loop wait for the next one: awake for about 0.1 ms, then asleep.
+
+A pass of a small model is hundreds of short loops. Threads that sleep at once are woken by the kernel
+hundreds of times, a quarter of a pass; threads that stay awake for long hold a core that generator or
+trainer, whichever is the other, would compute on. See docs/log.md.
+"""
 
 
 def descendants(pid: int) -> list[int]:
@@ -35,12 +43,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_descendants() -> None:
-    """Kills all descendants but Python's own resource tracker: that one ends by itself once this process
-    is gone, and removes the named semaphores that would otherwise stay in shared memory.
+    """Kills all descendants but two that end by themselves once this process is gone and remove what the
+    others leave: Python's own resource tracker named semaphores, the reaper the engine's directory.
     """
     for pid in descendants(os.getpid()):
         try:
-            if reaper.TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes():
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if reaper.TRACKER in command or os.fsencode(reaper.__file__) in command:
                 continue
             os.kill(pid, signal.SIGKILL)
         except (ProcessLookupError, FileNotFoundError):
@@ -48,14 +57,15 @@ def kill_descendants() -> None:
 
 
 @contextmanager
-def ended_with_this(output: Path) -> Iterator[None]:
+def ended_with_this(output: Path, scratch: Path) -> Iterator[None]:
     """Should this process die within the block, even by SIGKILL, so do all that write their standard output
-    to the file `output`. Begin it before they start. The file's inode counts, so it may be moved.
+    to the file `output`, and the directory `scratch` with what they left there. Begin it before they
+    start. The file's inode counts, so it may be moved.
     """
     output.touch()
     status = output.stat()
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", reaper.__file__, str(status.st_dev), str(status.st_ino)],
+        [sys.executable, "-I", "-S", reaper.__file__, str(status.st_dev), str(status.st_ino), str(scratch)],
         stdin=subprocess.PIPE,  # never written to: it closes when this process ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,11 +1,12 @@
 """Kills an engine's processes as soon as the program that started them is gone, however it went.
 
-    python -I -S rl/reaper.py DEVICE INODE        (started by rl.processes, never by hand)
+    python -I -S rl/reaper.py DEVICE INODE SCRATCH        (started by rl.processes, never by hand)
 
 A library's processes do not all notice that their parent was killed, and nobody but themselves could ask
 the kernel to tell them. So this process waits beside them on a pipe from the parent. When the pipe closes
 it kills every process whose standard output is the file (DEVICE, INODE), the engine's log: that is
-inherited from the first instruction on, whereas names, environments and parents change.
+inherited from the first instruction on, whereas names, environments and parents change. Last it removes
+the directory SCRATCH, where they keep their sockets.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -58,3 +60,4 @@ def kill_writers(device: int, inode: int) -> None:
 if __name__ == "__main__":
     os.read(0, 1)
     kill_writers(int(sys.argv[1]), int(sys.argv[2]))
+    shutil.rmtree(sys.argv[3], ignore_errors=True)

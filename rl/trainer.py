@@ -26,8 +26,10 @@ from rl.types import Batch, PackedGroup, Sample, StepReport
 ADAM_BETAS = (0.9, 0.95)
 """The second moment follows within about 20 steps: a run here is tens of steps long, not thousands."""
 
+WARM_UP_TOKENS = 32
 
-WARM_UP_SAMPLES = 8
+SAVED_PER_LAYER = 40
+"""Numbers that a layer saves of a token for the backward pass, in units of the hidden width; measured."""
 
 
 class TorchTrainer:
@@ -65,15 +67,17 @@ class TorchTrainer:
         return cls(model.to(device), config)
 
     def warm_up(self) -> None:
-        """Computes a full pass and forgets it: its memory is paged in while the generator still starts."""
-        rng = np.random.default_rng(0)
-        length = max(2, self._config.max_pass_tokens // WARM_UP_SAMPLES)
-        vocabulary = self.model.config.vocab_size
-        ids = rng.integers(0, vocabulary, (WARM_UP_SAMPLES, length), dtype=np.int32)
-        likely = np.full(length, -1.0, np.float32)
-        samples = tuple(Sample(row, np.ones(length, np.bool_), likely, 1.0) for row in ids[1:])
-        group = PackedGroup("warm-up", ids[0], samples)
-        for packed in plan_passes((group,), self._config.max_pass_tokens):
+        """Pages in the memory of a full pass and computes a short one, while the generator still starts.
+
+        The allocator keeps what is freed (see `trainer_process.ALLOCATOR`), so a pass later finds it.
+        """
+        if self.model.device.type == "cpu":
+            layers = self.model.config.num_hidden_layers * self.model.config.hidden_size * SAVED_PER_LAYER
+            torch.zeros(self._config.max_pass_tokens * (layers + 2 * self.model.config.vocab_size))
+        ids = np.zeros(WARM_UP_TOKENS, np.int32)
+        likely = np.full(WARM_UP_TOKENS, -1.0, np.float32)
+        sample = Sample(ids, np.ones(WARM_UP_TOKENS, np.bool_), likely, 1.0)
+        for packed in plan_passes((PackedGroup("warm-up", ids, (sample,)),), self._config.max_pass_tokens):
             self.accumulate(packed, packed.targets.size)
         self._optimizer.zero_grad(set_to_none=False)
 

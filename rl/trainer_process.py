@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rl import frames
 from rl.config import TrainerConfig
 from rl.errors import ConfigError, NonFiniteStep, TrainerDead
+from rl.processes import THREADS
 from rl.types import Batch, StepReport
 
 ALLOCATOR = ":".join(
@@ -163,7 +164,7 @@ async def start_trainer(log_path: Path, python: str = sys.executable) -> AsyncIt
     fork; it has a group of its own, so that a Ctrl-C at the terminal reaches the loop alone, which then
     saves and ends it.
     """
-    settings = {"GLIBC_TUNABLES": ALLOCATOR, "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    settings = {**THREADS, "GLIBC_TUNABLES": ALLOCATOR, "TOKENIZERS_PARALLELISM": "false"}
     with log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             python,

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -17,7 +18,7 @@ import numpy as np
 
 from rl.generator import Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
 from rl.generators.checks import check_weights
-from rl.processes import ended_with_this, kill_writers
+from rl.processes import THREADS, ended_with_this, kill_writers
 from rl.types import TokenIds, VersionSpan
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 GIB = 1 << 30
+
+SCRATCH_PREFIX = "vllm-"
+"""Short: below it lie sockets, whose paths the kernel limits to 107 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,19 @@ class VllmSettings:
     update_seconds: float = 60.0
 
 
-def engine_environment(log_config: Path) -> dict[str, str]:
+def engine_environment(log_config: Path, scratch: Path) -> dict[str, str]:
     """The variables under which the engine's processes must start.
 
-    OpenMP threads that spin while they wait take the cores from the trainer beside them; binding
-    them to cores would keep the kernel from moving them away from it.
+    Threads bound to cores could not move away from the trainer's. Sockets and other files that vLLM
+    leaves behind go to `scratch`; torch's cache of compiled code stays where it is for the next run.
     """
+    torch_cache = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     return {
+        **THREADS,
         "OMP_NUM_THREADS": str(os.cpu_count()),
-        "OMP_WAIT_POLICY": "passive",
-        "KMP_BLOCKTIME": "0",
+        "TMPDIR": str(scratch),
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(torch_cache)),
+        "VLLM_RPC_BASE_PATH": str(scratch),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_CONFIG_PATH": str(log_config),
         "VLLM_NO_USAGE_STATS": "1",
@@ -318,8 +325,12 @@ async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
     Raises GeneratorDead when it does not start, or not in time.
     """
     log_config = write_log_config(settings.log_path)
-    with ended_with_this(settings.log_path):
-        with applied_environment(engine_environment(log_config)), output_to(settings.log_path):
+    with (
+        tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, ignore_cleanup_errors=True) as scratch,
+        ended_with_this(settings.log_path, Path(scratch)),
+    ):
+        environment = engine_environment(log_config, Path(scratch))
+        with applied_environment(environment), output_to(settings.log_path):
             generator = VllmGenerator(await _start(settings), settings)
         try:
             yield generator

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from transformers import AutoModelForCausalLM
 
 from rl import reaper
 from rl.generator import Generation, GeneratorDead, Sampling, UpdateFailed
-from rl.generators.vllm import VllmGenerator, VllmSettings, open_vllm
+from rl.generators.vllm import SCRATCH_PREFIX, VllmGenerator, VllmSettings, open_vllm
 from rl.model import build_tiny_model
+from rl.processes import descendants
 from rl.types import TokenIds
 
 pytestmark = [
@@ -282,7 +284,14 @@ if __name__ == "__main__":
 """
 
 
-def program(settings: VllmSettings, directory: Path, then: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """The program's directory for temporary files: near the root, for the engine keeps sockets there."""
+    with tempfile.TemporaryDirectory(prefix="t-") as directory:
+        yield Path(directory)
+
+
+def program(settings: VllmSettings, directory: Path, temporary: Path, then: str) -> subprocess.Popen[str]:
     """A program that holds an engine, in a process of its own."""
     (directory / "program.py").write_text(PROGRAM)
     return subprocess.Popen(
@@ -290,8 +299,12 @@ def program(settings: VllmSettings, directory: Path, then: str) -> subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        env=os.environ | {"PYTHONPATH": str(Path.cwd()), "TMPDIR": str(temporary)},
     )
+
+
+def scratch_directories(temporary: Path) -> list[Path]:
+    return list(temporary.glob(f"{SCRATCH_PREFIX}*"))
 
 
 def wait_for_end(handles: list[int]) -> None:
@@ -301,19 +314,26 @@ def wait_for_end(handles: list[int]) -> None:
         assert ended, "a process of the engine is still there"
 
 
-def test_the_engine_dies_with_a_killed_parent(settings: VllmSettings, tmp_path: Path) -> None:
-    with program(settings, tmp_path, "wait") as parent:
+def test_the_engine_dies_with_a_killed_parent(
+    settings: VllmSettings, tmp_path: Path, temporary: Path
+) -> None:
+    with program(settings, tmp_path, temporary, "wait") as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
-        handles = [os.pidfd_open(pid) for pid in engine_pids(tmp_path / "log")]
+        assert scratch_directories(temporary)
+        # The processes of the engine, and the one that ends them.
+        handles = [os.pidfd_open(pid) for pid in descendants(parent.pid)]
         assert handles
         parent.kill()
     wait_for_end(handles)
     assert engine_pids(tmp_path / "log") == []
+    assert scratch_directories(temporary) == []
 
 
-def test_a_program_that_held_an_engine_ends_without_a_word(settings: VllmSettings, tmp_path: Path) -> None:
-    with program(settings, tmp_path, "end") as parent:
+def test_a_program_that_held_an_engine_ends_without_a_word(
+    settings: VllmSettings, tmp_path: Path, temporary: Path
+) -> None:
+    with program(settings, tmp_path, temporary, "end") as parent:
         output, errors = parent.communicate()
     assert (output, errors, parent.returncode) == ("ready\n", "", 0)
     # Python's resource tracker ends shortly after the program, not before it.
@@ -322,3 +342,4 @@ def test_a_program_that_held_an_engine_ends_without_a_word(settings: VllmSetting
         with contextlib.suppress(ProcessLookupError):
             handles.append(os.pidfd_open(pid))
     wait_for_end(handles)
+    assert scratch_directories(temporary) == []
