@@ -11,8 +11,8 @@ BENCHMARK: dict[str, tuple[str, int]] = {
     "sums_2": ("sums", 2),
     "sums_3": ("sums", 3),
     "sums_5": ("sums", 5),
-    "words_1": ("words", 2),
-    "words_2": ("words", 7),
+    "words_1": ("words", 1),
+    "words_2": ("words", 6),
     "letters": ("letters", 5),
 }
 """Kind → (family, level): sums of two, three and five numbers from 10 to 999, one- and two-step word

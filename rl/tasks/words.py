@@ -13,7 +13,6 @@ class Words(Numeric):
 
     name = "words"
     levels = (
-        "one step: all kinds, expression given",
         "one step: gains",
         "one step: gains, losses, packs, shares",
         "two steps: gains",
@@ -27,7 +26,6 @@ class Words(Numeric):
     def make(self, level: int, rng: random.Random) -> Problem:
         story = Story(rng)
         makers = (
-            (story.one_step_given,),
             (story.gain,),
             (story.gain, story.loss, story.packs, story.share),
             (story.gain_gain,),
@@ -55,19 +53,6 @@ class Story:
 
     def tell(self, middle: str, answer: int) -> Problem:
         return Problem(f"{self.who} {middle} How many {self.item} does {self.who} have now?", str(answer))
-
-    def one_step_given(self) -> Problem:
-        self.b = min(self.b, self.a - 1)
-        make, expression = self.rng.choice(
-            (
-                (self.gain, f"{self.a} + {self.b}"),
-                (self.loss, f"{self.a} - {self.b}"),
-                (self.packs, f"{self.count} * {self.each}"),
-                (self.share, f"{self.count * self.each} // {self.count}"),
-            )
-        )
-        problem = make()
-        return Problem(f"{problem.question} Compute {expression}.", problem.answer)
 
     def gain(self) -> Problem:
         verb = self.rng.choice(("buys", "finds", "gets"))

@@ -90,17 +90,7 @@ def test_no_constant_answer_solves_letter_counts() -> None:
 def test_word_problems_have_whole_positive_answers(level: int, seed: int) -> None:
     problem = Words().make(level, random.Random(seed))
     assert int(problem.answer) > 0
-    assert len(re.findall(r"\d+", problem.question)) == (4, 2, 2, 3, 3, 3, 3)[min(level, 6)] or level >= 7
-
-
-@given(st.integers())
-def test_an_expression_that_is_given_leads_to_the_answer(seed: int) -> None:
-    problem = Words().make(0, random.Random(seed))
-    found = re.search(r"Compute (\d+) (\+|-|\*|//) (\d+)\.$", problem.question)
-    assert found is not None
-    left, operator, right = found.groups()
-    results = {"+": int(left) + int(right), "-": int(left) - int(right), "*": int(left) * int(right)}
-    assert results.get(operator, int(left) // int(right)) == int(problem.answer)
+    assert len(re.findall(r"\d+", problem.question)) == (2, 2, 3, 3, 3, 3)[min(level, 5)] or level >= 6
 
 
 @given(st.integers(0, len(Lists.levels) - 1), st.integers())
