@@ -96,15 +96,35 @@ def _add_listings(parts: Any) -> None:
 
 def _add_bench(parts: Any) -> None:
     bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
-    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst")
-    burst = shapes.add_parser("burst", help="N callers ask at once for a cold sandbox each")
+    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst|exec|churn")
+    burst = _add_shape(shapes, "burst", "N callers ask at once for a sandbox each", commands.bench_burst)
     burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
-    burst.add_argument("--backend", choices=["namespace", "docker", "fake"], default="namespace")
-    burst.add_argument("--image", metavar="NAME", help="image of the sandboxes (needed for docker)")
     burst.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
     burst.add_argument("--hold", type=float, default=0.0, metavar="S", help="hold all for S seconds (0)")
-    burst.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
-    burst.set_defaults(run=commands.bench_burst)
+    burst.add_argument("--warm", action="store_true", help="fill the pool first; cold without")
+    run = _add_shape(shapes, "exec", "commands and their output in warm sandboxes", commands.bench_exec)
+    run.add_argument("--count", type=int, default=1000, metavar="N", help="commands (1000)")
+    run.add_argument("--concurrency", type=int, default=64, metavar="N", help="callers at once (64)")
+    run.add_argument("--streams", type=int, default=32, metavar="N", help="commands that print at once (32)")
+    run.add_argument("--output-mb", type=int, default=200, metavar="N", help="megabytes printed in all (200)")
+    churn = _add_shape(
+        shapes, "churn", "acquire, run a command, release, over and over", commands.bench_churn
+    )
+    churn.add_argument("--callers", type=int, default=8, metavar="N", help="callers at once (8)")
+    churn.add_argument("--warm", type=int, default=64, metavar="N", help="sandboxes kept ready (64)")
+    churn.add_argument("--seconds", type=float, default=10.0, metavar="S", help="for so long (10)")
+    churn.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
+
+
+def _add_shape(shapes: Any, name: str, about: str, run: Callable[..., Coroutine[Any, Any, int]]) -> Any:
+    shape = shapes.add_parser(name, help=about)
+    shape.add_argument("--backend", choices=["namespace", "docker", "fake"], default="namespace")
+    shape.add_argument("--image", metavar="NAME", help="image of the sandboxes (needed for docker)")
+    shape.add_argument("--baseline", choices=["docker-sdk"], help="the same on the bare Docker SDK, after it")
+    shape.add_argument("--baseline-image", metavar="NAME", help="image of the baseline's containers")
+    shape.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
+    shape.set_defaults(run=run)
+    return shape
 
 
 def _add_doctor(parts: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 import uuid
@@ -35,6 +36,8 @@ Word = str | bytes | os.PathLike[str]
 
 # A lease is renewed when a third of its time has passed, so that two renewals may fail.
 RENEW_FRACTION = 1 / 3
+# Renewals that lie no further apart than this part of their time are made at once.
+RENEW_SLACK = 1 / 20
 # Calls that the daemon answers at once end after this time at the latest.
 CALL_TIMEOUT_SECONDS = 30.0
 RELEASE_TIMEOUT_SECONDS = 5.0
@@ -50,6 +53,10 @@ def _translated() -> Iterator[None]:
         raise BackendUnavailable(f"the client is closed: {error}") from None
 
 
+def _until(when: float) -> float | None:
+    return None if when == math.inf else max(0.0, when - time.monotonic())
+
+
 def _bytes(word: Word) -> bytes:
     return os.fsencode(word)
 
@@ -62,6 +69,7 @@ class Client:
         self._stack = contextlib.AsyncExitStack()
         self._boxes: dict[str, Box] = {}
         self._nudge = asyncio.Event()
+        self._next_renewal = math.inf
 
     async def __aenter__(self) -> Client:
         self._channel = grpc.aio.insecure_channel(
@@ -151,7 +159,8 @@ class Client:
         ttl = sandbox.expire_time.ToNanoseconds() / 1e9 - time.time()
         box = Box(self, sandbox.name, ttl)
         self._boxes[sandbox.name] = box
-        self._nudge.set()
+        if box.renew_at < self._next_renewal:
+            self._nudge.set()
         return box
 
     async def _withdraw(self, request: pb.AcquireSandboxRequest) -> None:
@@ -170,15 +179,17 @@ class Client:
             )
 
     async def _renew_leases(self) -> None:
-        """Renews each lease when it is due; sleeps until the next one or until a new one is taken."""
+        """Renews each lease when it is due; sleeps until the next one or until one is taken that is due
+        sooner. Those that are due soon are renewed with it: leases taken together come round together.
+        """
         while True:
-            now = time.monotonic()
-            due = [box for box in self._boxes.values() if box.renew_at <= now]
+            soon = time.monotonic()
+            due = [box for box in self._boxes.values() if box.renew_at - box.ttl * RENEW_SLACK <= soon]
             await asyncio.gather(*(self._renew(box) for box in due))
             self._nudge.clear()
-            wait = min((box.renew_at for box in self._boxes.values()), default=now + 3600) - now
+            self._next_renewal = min((box.renew_at for box in self._boxes.values()), default=math.inf)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, wait)):
+                async with asyncio.timeout(_until(self._next_renewal)):
                     await self._nudge.wait()
 
     async def _renew(self, box: Box) -> None:

@@ -8,6 +8,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +17,10 @@ from rich.table import Table
 from sandboxd.client import Client
 from sandboxd.config import ConfigError
 from sandboxd.types import Exited, ExitReason, Stderr, Stdout
+
+if TYPE_CHECKING:
+    from sandboxd.bench.docker_sdk import Bare
+    from sandboxd.bench.result import Result
 
 
 async def execute(arguments: argparse.Namespace) -> int:
@@ -115,21 +121,80 @@ async def set_pool(arguments: argparse.Namespace) -> int:
 
 async def bench_burst(arguments: argparse.Namespace) -> int:
     """`sandboxd bench burst`: 1 when a sandbox failed or something was left behind."""
-    from sandboxd.bench import burst, report
+    from sandboxd.bench import burst, docker_sdk
 
-    if arguments.count < 1:
-        raise ConfigError(f"--count {arguments.count}: must be at least 1")
-    if arguments.backend == "docker" and not arguments.image:
-        raise ConfigError("bench burst --backend docker needs --image NAME")
-    result = await burst.run(
-        burst.Options(
-            count=arguments.count,
-            backend=arguments.backend,
-            image=arguments.image,
-            start_limit=arguments.start_limit,
-            hold_seconds=arguments.hold,
-        )
+    _check_bench(arguments, "count")
+    options = burst.Options(
+        count=arguments.count,
+        backend=arguments.backend,
+        image=arguments.image,
+        start_limit=arguments.start_limit,
+        hold_seconds=arguments.hold,
+        warm=arguments.warm,
     )
+    return await _measured(arguments, burst.run(options), lambda bare: docker_sdk.burst(bare, options.count))
+
+
+async def bench_exec(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench exec`: 1 when a command failed or something was left behind."""
+    from sandboxd.bench import command, docker_sdk
+
+    _check_bench(arguments, "count", "concurrency", "streams", "output_mb")
+    options = command.Options(
+        count=arguments.count,
+        backend=arguments.backend,
+        image=arguments.image,
+        concurrency=arguments.concurrency,
+        streams=arguments.streams,
+        output_bytes=arguments.output_mb * command.MEGABYTE,
+    )
+    return await _measured(
+        arguments, command.run(options), lambda bare: docker_sdk.commands(bare, options.count)
+    )
+
+
+async def bench_churn(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench churn`: 1 when something failed or was left behind."""
+    from sandboxd.bench import churn, docker_sdk
+
+    _check_bench(arguments, "callers", "warm")
+    options = churn.Options(
+        backend=arguments.backend,
+        image=arguments.image,
+        callers=arguments.callers,
+        warm=arguments.warm,
+        seconds=arguments.seconds,
+        start_limit=arguments.start_limit,
+    )
+    return await _measured(
+        arguments, churn.run(options), lambda bare: docker_sdk.churn(bare, options.seconds)
+    )
+
+
+def _check_bench(arguments: argparse.Namespace, *counts: str) -> None:
+    """Raises ConfigError for what cannot be measured."""
+    for name in counts:
+        if (value := getattr(arguments, name)) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if arguments.backend == "docker" and not arguments.image:
+        raise ConfigError(f"bench {arguments.shape} --backend docker needs --image NAME")
+    if arguments.baseline and not (arguments.image or arguments.baseline_image):
+        raise ConfigError(
+            "--baseline docker-sdk needs the name of an image that is there: --image NAME, or"
+            " --baseline-image NAME where the backend itself uses none"
+        )
+
+
+async def _measured(
+    arguments: argparse.Namespace, measuring: Awaitable[Result], baseline: Callable[[Bare], Result]
+) -> int:
+    """Measures, then the baseline where it is asked for, never both at once; shows and writes the result."""
+    from sandboxd.bench import docker_sdk, report
+
+    result = await measuring
+    if arguments.baseline:
+        image = arguments.baseline_image or arguments.image
+        result.baseline = await docker_sdk.measure(image, baseline)
     report.show(result)
     if arguments.json:
         try:

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -187,8 +188,15 @@ async def _stop(
     await server.stop(grace)
 
 
+def raise_open_files() -> None:
+    """A thousand sandboxes need a descriptor each and more while they are used: takes all that is allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def serve(config: Config, *, ready: Callable[[list[str]], None]) -> None:
     """Runs until SIGTERM or SIGINT; calls `ready` with the addresses once calls are taken."""
+    raise_open_files()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

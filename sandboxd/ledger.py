@@ -12,6 +12,7 @@ says what to start, resume and grant; the pool then does it.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -193,7 +194,7 @@ class Ledger:
     def surplus(self) -> tuple[str, ...]:
         """The warm sandboxes beyond the target, newest first."""
         excess = len(self.warm) - self.bounds.warm_target
-        return tuple(reversed(self.warm))[: max(0, excess)]
+        return tuple(itertools.islice(reversed(self.warm), max(0, excess)))
 
     def deleted(self, sandbox_id: str) -> None:
         """DELETING → gone."""

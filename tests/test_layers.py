@@ -17,7 +17,8 @@ from tests.source_tree import ROOT, imports, module, relative, sources
 PLACES = {
     "grpc": {"sandboxd/client.py", "sandboxd/daemon.py", "sandboxd/service.py", "sandboxd/status.py"},
     "docker": {
-        f"sandboxd/backends/{name}.py" for name in ("docker", "docker_exec", "docker_images", "engine")
+        *(f"sandboxd/backends/{name}.py" for name in ("docker", "docker_exec", "docker_images", "engine")),
+        "sandboxd/bench/docker_sdk.py",
     },
     "torch": {f"rl/{name}.py" for name in ("loss", "model", "packed_attention", "trainer")},
     "vllm": {"rl/generators/vllm.py"},

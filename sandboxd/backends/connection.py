@@ -120,7 +120,9 @@ class GuestConnection:
         self._path = socket_path
         self._template = template
         self._watched_elsewhere = lost is not None
+        self._spare: Channel | None = None
         self._lost = asyncio.get_running_loop().create_future() if lost is None else lost
+        self._lost.add_done_callback(lambda _: self._drop_spare())
 
     # -- commands
 
@@ -166,6 +168,8 @@ class GuestConnection:
             await channel.send(wire.frame(wire.PING))
             if (await channel.frame())[0] != wire.PING:
                 raise wire.Malformed("something else than a ping in return")
+            # A ping leaves a connection as it was: the first operation takes it, and need not dial.
+            self._spare = channel
 
     async def wait_lost(self) -> str:
         """See `base.Connection.wait_lost`."""
@@ -178,7 +182,13 @@ class GuestConnection:
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
-        """Nothing is held open between operations."""
+        """See `base.Connection.close`."""
+        self._drop_spare()
+
+    def _drop_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
 
     # -- files
 
@@ -230,8 +240,9 @@ class GuestConnection:
     async def _channel(self, phase: Phase) -> AsyncIterator[Channel]:
         if self._lost.done():
             raise self._loss(self._lost.result(), phase)
+        channel, self._spare = self._spare, None
         try:
-            channel = Channel(await dial(self._path))
+            channel = channel or Channel(await dial(self._path))
         except OSError as error:
             raise await self.cause(Broken(error.strerror), phase) from error
         try:
@@ -239,7 +250,8 @@ class GuestConnection:
         except (Broken, wire.Malformed) as error:
             raise await self.cause(error, phase) from error
         finally:
-            channel.close()
+            if channel is not self._spare:
+                channel.close()
 
     async def cause(self, error: Broken | wire.Malformed, phase: Phase) -> SandboxLost:
         """What to raise for a broken connection: the owner of `lost` often knows better why it broke."""

@@ -2,30 +2,77 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
-from sandboxd.bench.burst import Result, quantiles
+from sandboxd.bench.result import Result, quantiles
 
 FAILURES_SHOWN = 5
+MEANING = {
+    "ready": "request to first command done",
+    "acquire": "acquire",
+    "exec": "one command",
+    "exec_at_once": "one command of many at once",
+    "release": "release",
+}
+SHOWN = ("p50", "p90", "p99", "max")
 
 
 def show(result: Result) -> None:
     """Prints times, failures and leaks to standard output."""
     console = Console()
-    options = result.options
-    console.print(
-        f"burst of {options.count} on {options.backend}: {len(result.ready)} ready in {result.wall:.2f} s,"
-        f" {len(result.failures)} failed, {result.alive_after_hold} alive after the hold",
-        highlight=False,
-    )
-    table = Table("", "p50", "p90", "p99", "max", box=None)
-    for name, values in (("request to first command done", result.ready), ("first command", result.exec)):
-        summary = quantiles(values)
-        if summary:
-            table.add_row(name, *(f"{summary[key] * 1e3:.1f} ms" for key in ("p50", "p90", "p99", "max")))
-    console.print(table)
-    left = ", ".join(f"{count} {kind}" for kind, count in result.leaked.items())
-    console.print(f"left behind: {left}", highlight=False)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(_headline(result))
+    console.print(_times(result))
+    for line in _details(result.more):
+        say(line)
+    if result.baseline is not None:
+        say(_headline(result.baseline))
+        console.print(_times(result.baseline))
+        say(_comparison(result, result.baseline))
+    if result.leaked:
+        say("left behind: " + ", ".join(f"{count} {kind}" for kind, count in result.leaked.items()))
     for failure in result.distinct_failures()[:FAILURES_SHOWN]:
-        console.print(f"failure: {failure}", markup=False, highlight=False, soft_wrap=True)
+        say(f"failure: {failure}")
+
+
+def _headline(result: Result) -> str:
+    rate = "" if result.rate is None else f", {result.rate:.1f}/s"
+    alive = "" if result.alive is None else f", {result.alive} alive after the hold"
+    return (
+        f"{result.shape} on {result.backend}: {result.successes} in {result.wall:.2f} s{rate},"
+        f" {len(result.failures)} failed{alive}"
+    )
+
+
+def _times(result: Result) -> Table:
+    table = Table("", *SHOWN, box=None)
+    for name, values in result.samples.items():
+        if (summary := quantiles(values)) is not None:
+            table.add_row(MEANING.get(name, name), *(f"{summary[key] * 1e3:.2f} ms" for key in SHOWN))
+    return table
+
+
+def _details(more: dict[str, Any]) -> list[str]:
+    lines = []
+    if (at_once := more.get("at_once")) is not None:
+        lines.append(f"{at_once['callers']} callers at once: {at_once['rate_per_s']:.0f} commands/s")
+    if (output := more.get("output")) is not None:
+        lines.append(
+            f"output: {output['one_mb_per_s']:.0f} MB/s through one command,"
+            f" {output['many_mb_per_s']:.0f} MB/s through {output['streams']} at once"
+        )
+    if (level := more.get("warm_level")) is not None and level["mean"] is not None:
+        lines.append(f"warm: {level['mean']:.0f} on average, {level['least']} at least, of {level['target']}")
+    return lines
+
+
+def _comparison(result: Result, baseline: Result) -> str:
+    if result.rate is None or not baseline.rate:
+        return "no comparison: one of the two measured nothing"
+    return f"{result.rate / baseline.rate:.1f} times as many a second as {baseline.backend}"

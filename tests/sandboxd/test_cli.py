@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -46,6 +47,20 @@ def test_exec_passes_output_and_says_how_it_ended(address: str) -> None:
     assert (late.returncode, late.stderr) == (1, b"sandboxd: the command was killed after 0.2 s\n")
 
 
+def test_a_daemon_takes_all_the_open_files_that_it_may(tmp_path: Path) -> None:
+    """A shell's usual limit of 1024 would end at the thousandth sandbox."""
+    config = tmp_path / "sandboxd.toml"
+    config.write_text(FAKE)
+    command = [sys.executable, "-m", "sandboxd", "serve", "--config", config, "--state-dir", tmp_path / "s"]
+    shell = ["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", *map(str, command)]
+    with subprocess.Popen(shell, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert b" serving " in process.stdout.readline()
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        process.terminate()
+    assert soft == hard > 256
+
+
 def test_listings_and_changes(address: str) -> None:
     assert b"python" in run("pool", "ls", "--address", address).stdout
     changed = run("pool", "set", "--address", address, "python", "--warm", "3")
@@ -66,6 +81,8 @@ def test_listings_and_changes(address: str) -> None:
         (["pool", "set", "python"], 2, "name what to change"),
         (["bench", "burst", "--count", "0"], 2, "--count 0: must be at least 1"),
         (["bench", "burst", "--backend", "docker"], 2, "needs --image NAME"),
+        (["bench", "exec", "--output-mb", "0"], 2, "--output-mb 0: must be at least 1"),
+        (["bench", "churn", "--baseline", "docker-sdk"], 2, "--baseline-image NAME"),
         (["frobnicate"], 2, "invalid choice"),
     ],
 )
@@ -150,3 +167,29 @@ def test_bench_writes_the_keys_that_stay(tmp_path: Path) -> None:
     assert set(result["ready_s"]) == set(result["exec_s"]) == {"p50", "p90", "p99", "max"}
     assert result["leaked"] == {"processes": 0, "mounts": 0, "cgroups": 0, "containers": 0, "files": 0}
     assert result["baseline"] is None
+
+
+def test_bench_exec_measures_commands_and_output(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    few = ("--count", "12", "--concurrency", "3", "--streams", "2", "--output-mb", "3")
+    done = run("bench", "exec", *few, "--json", out, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["shape"], result["count"], result["failed"]) == ("exec", 12, 0)
+    assert set(result["exec_s"]) == set(result["exec_at_once_s"]) == {"p50", "p90", "p99", "max"}
+    assert result["at_once"]["callers"] == 3
+    assert result["output"]["bytes"] == 3_000_000
+    assert result["output"]["one_mb_per_s"] > 0 < result["output"]["many_mb_per_s"]
+    assert not any(result["leaked"].values())
+
+
+def test_bench_churn_counts_rounds_and_the_warm_level(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    few = ("--callers", "3", "--warm", "4", "--seconds", "1")
+    done = run("bench", "churn", "--backend", "fake", *few, "--json", out, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert result["failed"] == 0 < result["count"]
+    assert result["rate_per_s"] == pytest.approx(result["count"] / result["wall_s"])
+    assert set(result["acquire_s"]) == set(result["release_s"]) == {"p50", "p90", "p99", "max"}
+    assert result["warm_level"]["target"] == 4 >= result["warm_level"]["least"]
