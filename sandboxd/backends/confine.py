@@ -13,8 +13,6 @@ import select
 import signal
 import socket
 import struct
-from dataclasses import dataclass
-from typing import NoReturn
 
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
@@ -27,14 +25,21 @@ HOSTNAME = "sandbox"
 ERROR_FILE = "error"
 
 
-@dataclass(frozen=True, slots=True)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
 class Order:
     """One sandbox to make, as it comes over the control socket."""
 
-    sandbox_id: str
-    cwd: str
-    limits: dict[str, float]
-    host_network: bool
+    __slots__ = ("cwd", "host_network", "limits", "sandbox_id")
+
+    def __init__(self, sandbox_id: str, cwd: str, limits: dict[str, float], host_network: bool) -> None:
+        self.sandbox_id = sandbox_id
+        self.cwd = cwd
+        self.limits = limits
+        self.host_network = host_network
 
 
 class Confinement:

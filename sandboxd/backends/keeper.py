@@ -10,12 +10,9 @@ import fcntl
 import gc
 import json
 import os
-import platform
 import signal
 import socket
 import sys as python
-import traceback
-from typing import NoReturn, TypedDict
 
 from sandboxd.backends import cgroup, seccomp
 from sandboxd.backends import syscalls as sys
@@ -32,15 +29,20 @@ MAPPED_USERS = 1 << 16
 CONTROL_BACKLOG = 16
 
 
-class Spec(TypedDict):
-    """What a launcher is told by the daemon that starts it."""
+# Every sandbox is a copy of this process, and pays for what is loaded in it: no typing, no dataclasses.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn, TypedDict
 
-    state: str
-    name: str
-    cgroup_root: str
-    read_only_paths: list[str]
-    uid_base: int
-    grace: float
+    class Spec(TypedDict):
+        """What a launcher is told by the daemon that starts it."""
+
+        state: str
+        name: str
+        cgroup_root: str
+        read_only_paths: list[str]
+        uid_base: int
+        grace: float
 
 
 class Refused(Exception):
@@ -64,7 +66,7 @@ def main() -> None:
         os.write(report, f"{error}\n".encode())
     except OSError as error:
         os.write(report, f"{error.strerror}: {error.filename}\n".encode())
-        traceback.print_exc()
+        python.excepthook(*python.exc_info())
     finally:
         os._exit(code)
 
@@ -202,7 +204,7 @@ def _become_launcher(
         os.write(report, f"{error}\n".encode())
     except OSError as error:
         os.write(report, f"{_explain(error)}\n".encode())
-        traceback.print_exc()
+        python.excepthook(*python.exc_info())
     finally:
         os._exit(code)
 
@@ -234,7 +236,7 @@ def _build(
     base.enter()
     os.chdir("/state/sandboxes")
     ours = _start_sweeper(cgroups, [control.fileno(), *channels])
-    program = seccomp.program(platform.machine())
+    program = seccomp.program(sys.MACHINE)
     confinement = Confinement(base, cgroups, program, mapped_range=mapped_range)
     sys.set_title(sys.title_area(), b"sandboxd-launcher")
     # Pages that no collection touches stay shared with every sandbox.
@@ -263,7 +265,7 @@ def _start_sweeper(cgroups: cgroup.Cgroups, not_its: list[int]) -> socket.socket
         sweep_for(theirs, directory, cgroups)
         code = 0
     except OSError:
-        traceback.print_exc()
+        python.excepthook(*python.exc_info())
     finally:
         os._exit(code)
 

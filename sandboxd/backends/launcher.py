@@ -23,8 +23,6 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
-from typing import Any
 
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
@@ -38,7 +36,12 @@ GUEST_SOCKET = "guest.sock"
 GUEST_BACKLOG = 512
 LINES_BYTES = 64 << 10
 
-Reply = Callable[[dict[str, Any]], None]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Reply = Callable[[dict[str, Any]], None]
 
 
 class Lines:

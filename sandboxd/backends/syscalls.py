@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # Keeps the interpreter's lock: a copy of this process must not find it in the hands of nobody.
 _locked = ctypes.PyDLL(None, use_errno=True)
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 NUMBERS = {
     "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "mount_setattr": 442},
     "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "mount_setattr": 442},

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
+import sandboxd
+from sandboxd.backends.namespace import BOOTSTRAP, NamespaceBackend, NamespaceOptions
 from sandboxd.errors import BackendUnavailable, SandboxLost, StartFailed
 from sandboxd.types import Command, ExitReason, Limits, Network, Template
 
@@ -330,3 +333,23 @@ async def test_without_control_groups_each_sandbox_still_counts_its_own_processe
         assert b"fork" in more.stderr.lower()
     finally:
         await backend.close()
+
+
+def test_the_launcher_loads_little_since_every_sandbox_is_a_copy_of_it() -> None:
+    script = BOOTSTRAP.replace("\nmain()", "\nprint(*sys.modules)")
+    assert script != BOOTSTRAP
+    command = [sys.executable, "-I", "-S", "-c", script, str(Path(sandboxd.__file__).parent)]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert "sandboxd.guest.main" in loaded
+    heavy = {
+        "typing",
+        "dataclasses",
+        "inspect",
+        "ast",
+        "traceback",
+        "contextlib",
+        "platform",
+        "asyncio",
+        "grpc",
+    }
+    assert loaded & heavy == set()
