@@ -51,10 +51,11 @@ async def guest(directory: Path, python: str = sys.executable) -> AsyncIterator[
     with listen(path) as sock:
         arguments = [python, "-I", "-S", "-c", SERVE, str(PACKAGE_ROOT), str(sock.fileno())]
         process = subprocess.Popen(arguments, pass_fds=[sock.fileno()], env={})  # noqa: ASYNC220
-    template = Template("t", cwd=os.fsencode(directory))
+    connection = GuestConnection("plain", path, Template("t", cwd=os.fsencode(directory)))
     try:
-        yield GuestConnection("plain", path, template)
+        yield connection
     finally:
+        await connection.close()
         process.send_signal(signal.SIGTERM)
         # A second signal may meet the interpreter on its way out.
         assert process.wait(10) in (0, -signal.SIGTERM)
@@ -125,6 +126,22 @@ async def test_what_no_kernel_takes_is_the_callers_fault(directory: Path, comman
         await box.ping()
 
 
+async def test_a_ping_leaves_a_connection_for_the_next_operation(directory: Path) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async with guest(directory) as box:
+        before = descriptors()
+        await box.ping()
+        assert descriptors() == before + 1
+        assert (await shell(box, "echo first")).stdout == b"first\n"
+        assert descriptors() == before
+        assert (await shell(box, "echo second")).stdout == b"second\n"
+        await box.ping()
+        await box.close()
+        assert descriptors() == before
+
+
 # -- guests that lie
 
 
@@ -146,9 +163,11 @@ async def liar(directory: Path, answer: Callable[[socket.socket], None]) -> Asyn
         finally:
             os._exit(0)
     sock.close()
+    box = GuestConnection("liar", path, Template("t"))
     try:
-        yield GuestConnection("liar", path, Template("t"))
+        yield box
     finally:
+        await box.close()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)  # noqa: ASYNC222
 
