@@ -106,7 +106,7 @@ async def _output(client: Client, boxes: Sequence[Box], options: Options, result
 
 async def _print(size: int, result: Result, box: Box) -> None:
     seen, end = 0, None
-    async for event in box.stream(["/usr/bin/head", "-c", str(size), "/dev/zero"]):
+    async for event in box.stream(["head", "-c", str(size), "/dev/zero"]):
         match event:
             case Stdout(data):
                 seen += len(data)
