@@ -71,10 +71,10 @@ def _containers() -> frozenset[str]:
 
 
 def _files(state_dir: Path) -> frozenset[str]:
-    if not state_dir.exists():
-        return frozenset()
+    """Files below the directory; what vanishes while it is looked at is not there."""
     return frozenset(
-        str(path.relative_to(state_dir))
-        for path in state_dir.rglob("*")
-        if not path.is_dir() and path.name not in KEPT_FILES
+        os.path.relpath(os.path.join(directory, name), state_dir)  # noqa: PTH118 - os.walk gives strings
+        for directory, _, names in os.walk(state_dir)
+        for name in names
+        if name not in KEPT_FILES
     )
