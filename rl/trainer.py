@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rl import packed_attention
-from rl.batching import PackedPass, plan_passes
+from rl.batching import PackedPass, pack_pass, plan_passes
 from rl.config import TrainerConfig
 from rl.errors import ConfigError, NonFiniteStep
 from rl.loss import token_logprobs, truncated_importance_loss
@@ -77,8 +77,8 @@ class TorchTrainer:
         ids = np.zeros(WARM_UP_TOKENS, np.int32)
         likely = np.full(WARM_UP_TOKENS, -1.0, np.float32)
         sample = Sample(ids, np.ones(WARM_UP_TOKENS, np.bool_), likely, 1.0)
-        for packed in plan_passes((PackedGroup("warm-up", ids, (sample,)),), self._config.max_pass_tokens):
-            self.accumulate(packed, packed.targets.size)
+        packed = pack_pass([PackedGroup("warm-up", ids, (sample,))])
+        self.accumulate(packed, packed.targets.size)
         self._optimizer.zero_grad(set_to_none=False)
 
     def step(self, batch: Batch) -> StepReport:

@@ -53,10 +53,6 @@ def _translated() -> Iterator[None]:
         raise BackendUnavailable(f"the client is closed: {error}") from None
 
 
-def _until(when: float) -> float | None:
-    return None if when == math.inf else max(0.0, when - time.monotonic())
-
-
 def _bytes(word: Word) -> bytes:
     return os.fsencode(word)
 
@@ -183,13 +179,13 @@ class Client:
         sooner. Those that are due soon are renewed with it: leases taken together come round together.
         """
         while True:
-            soon = time.monotonic()
-            due = [box for box in self._boxes.values() if box.renew_at - box.ttl * RENEW_SLACK <= soon]
+            now = time.monotonic()
+            due = [box for box in self._boxes.values() if box.renew_at - box.ttl * RENEW_SLACK <= now]
             await asyncio.gather(*(self._renew(box) for box in due))
             self._nudge.clear()
-            self._next_renewal = min((box.renew_at for box in self._boxes.values()), default=math.inf)
+            self._next_renewal = min((box.renew_at for box in self._boxes.values()), default=now + 3600)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_until(self._next_renewal)):
+                async with asyncio.timeout(max(0.0, self._next_renewal - time.monotonic())):
                     await self._nudge.wait()
 
     async def _renew(self, box: Box) -> None:

@@ -58,7 +58,7 @@ def engine_environment(log_config: Path, scratch: Path) -> dict[str, str]:
     """The variables under which the engine's processes must start.
 
     Threads bound to cores could not move away from the trainer's. Sockets and other files that vLLM
-    leaves behind go to `scratch`; torch's cache of compiled code stays where it is for the next run.
+    leaves behind go to `scratch`; torch's cache of compiled code does not, for the next run wants it.
     """
     torch_cache = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     return {

@@ -7,17 +7,8 @@ import time
 from dataclasses import dataclass
 
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import (
-    ACQUIRE_TIMEOUT_SECONDS,
-    COMMAND,
-    COMMAND_TIMEOUT_SECONDS,
-    POOL,
-    PoolOptions,
-    all_at_once,
-    own_daemon,
-)
+from sandboxd.bench.session import PoolOptions, acquire, all_at_once, noting_failures, own_daemon, run_command
 from sandboxd.client import Box, Client
-from sandboxd.errors import SandboxdError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +46,11 @@ async def run(options: Options) -> Result:
 
 async def _measure(client: Client, options: Options, result: Result) -> None:
     boxes: list[Box] = []
-    await client.get_pool(POOL)
     begin = time.perf_counter()
 
     async def caller(_: int) -> None:
-        try:
+        with noting_failures(result):
             await _one(client, boxes, result)
-        except SandboxdError as error:
-            result.failures.append(f"{error.reason}: {error}")
 
     await all_at_once(range(options.count), caller)
     result.wall = time.perf_counter() - begin
@@ -73,10 +61,10 @@ async def _measure(client: Client, options: Options, result: Result) -> None:
 
 async def _one(client: Client, boxes: list[Box], result: Result) -> None:
     begin = time.perf_counter()
-    box = await client.acquire(POOL, timeout=ACQUIRE_TIMEOUT_SECONDS)
+    box = await acquire(client)
     boxes.append(box)
     acquired = time.perf_counter()
-    end = await box.exec(COMMAND, timeout=COMMAND_TIMEOUT_SECONDS)
+    end = await run_command(box)
     done = time.perf_counter()
     if not end.ok:
         result.failures.append(f"the first command ended as {end.reason} {end.exit_code}")
@@ -87,9 +75,6 @@ async def _one(client: Client, boxes: list[Box], result: Result) -> None:
 
 
 async def _second_check(box: Box, result: Result) -> None:
-    try:
-        end = await box.exec(COMMAND, timeout=COMMAND_TIMEOUT_SECONDS)
-    except SandboxdError as error:
-        result.failures.append(f"after the hold: {error.reason}: {error}")
-        return
-    result.alive = (result.alive or 0) + end.ok
+    with noting_failures(result, "after the hold: "):
+        end = await run_command(box)
+        result.alive = (result.alive or 0) + end.ok

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import (
-    ACQUIRE_TIMEOUT_SECONDS,
-    COMMAND,
-    COMMAND_TIMEOUT_SECONDS,
     POOL,
     PoolOptions,
+    acquire,
     all_at_once,
+    noting_failures,
     own_daemon,
+    run_command,
 )
 from sandboxd.client import Client
-from sandboxd.errors import SandboxdError
 
 LOOK_SECONDS = 0.5
 
@@ -66,10 +65,8 @@ async def _turn(client: Client, options: Options, result: Result) -> None:
 
     async def caller(_: int) -> None:
         while time.perf_counter() < end:
-            try:
+            with noting_failures(result):
                 await _round(client, result)
-            except SandboxdError as error:
-                result.failures.append(f"{error.reason}: {error}")
 
     await all_at_once(range(options.callers), caller)
     result.wall = time.perf_counter() - begin
@@ -77,9 +74,9 @@ async def _turn(client: Client, options: Options, result: Result) -> None:
 
 async def _round(client: Client, result: Result) -> None:
     times = [time.perf_counter()]
-    async with client.acquire(POOL, timeout=ACQUIRE_TIMEOUT_SECONDS) as box:
+    async with acquire(client) as box:
         times.append(time.perf_counter())
-        end = await box.exec(COMMAND, timeout=COMMAND_TIMEOUT_SECONDS)
+        end = await run_command(box)
         times.append(time.perf_counter())
     times.append(time.perf_counter())
     if not end.ok:

@@ -10,16 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import (
-    COMMAND,
-    COMMAND_TIMEOUT_SECONDS,
-    POOL,
-    PoolOptions,
-    all_at_once,
-    own_daemon,
-)
+from sandboxd.bench.session import PoolOptions, acquire, all_at_once, noting_failures, own_daemon, run_command
 from sandboxd.client import Box, Client
-from sandboxd.errors import SandboxdError
 from sandboxd.types import Exited, Stdout
 
 WARM_UP_COMMANDS = 20
@@ -45,7 +37,7 @@ async def run(options: Options) -> Result:
     boxes_wanted = max(options.concurrency, options.streams)
     pool = PoolOptions(options.backend, options.image, boxes_wanted, warm=boxes_wanted)
     async with own_daemon(pool, result) as client:
-        boxes = [await client.acquire(POOL) for _ in range(boxes_wanted)]
+        boxes = [await acquire(client) for _ in range(boxes_wanted)]
         await _one_at_a_time(boxes[0], options, result)
         await _many_at_once(boxes[: options.concurrency], options, result)
         await _output(client, boxes[: options.streams], options, result)
@@ -56,7 +48,7 @@ async def run(options: Options) -> Result:
 async def _one_at_a_time(box: Box, options: Options, result: Result) -> None:
     result.samples["exec"] = []
     for _ in range(WARM_UP_COMMANDS):
-        await box.exec(COMMAND, timeout=COMMAND_TIMEOUT_SECONDS)
+        await run_command(box)
     begin = time.perf_counter()
     for _ in range(options.count):
         await _timed(box, "exec", result)
@@ -65,15 +57,12 @@ async def _one_at_a_time(box: Box, options: Options, result: Result) -> None:
 
 async def _timed(box: Box, name: str, result: Result) -> None:
     began = time.perf_counter()
-    try:
-        end = await box.exec(COMMAND, timeout=COMMAND_TIMEOUT_SECONDS)
-    except SandboxdError as error:
-        result.failures.append(f"{error.reason}: {error}")
-        return
-    if end.ok:
-        result.add(name, time.perf_counter() - began)
-    else:
-        result.failures.append(f"a command ended as {end.reason} {end.exit_code}")
+    with noting_failures(result):
+        end = await run_command(box)
+        if end.ok:
+            result.add(name, time.perf_counter() - began)
+        else:
+            result.failures.append(f"a command ended as {end.reason} {end.exit_code}")
 
 
 async def _many_at_once(boxes: Sequence[Box], options: Options, result: Result) -> None:

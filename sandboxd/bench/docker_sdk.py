@@ -17,6 +17,7 @@ import docker
 from docker.errors import DockerException
 
 from sandboxd.bench.result import Result
+from sandboxd.bench.session import COMMAND
 from sandboxd.errors import BackendUnavailable
 
 BACKEND = "docker-sdk"
@@ -25,7 +26,6 @@ PARALLEL = 4
 TIMEOUT_SECONDS = 600
 LABEL = "sandboxd.bench"
 SLEEP = ["sleep", "100000"]
-COMMAND = ["/bin/true"]
 
 
 class Bare:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +17,9 @@ from sandboxd.bench import host
 from sandboxd.bench.audit import Snapshot
 from sandboxd.bench.result import Result
 from sandboxd.child import child_daemon, toml_value
-from sandboxd.client import Client
-from sandboxd.errors import BackendUnavailable
+from sandboxd.client import Acquisition, Box, Client
+from sandboxd.errors import BackendUnavailable, SandboxdError
+from sandboxd.replies import ExecResult
 
 POOL = "bench"
 ACQUIRE_TIMEOUT_SECONDS = 600.0
@@ -85,6 +86,25 @@ async def _filled(client: Client, warm: int) -> None:
             why = stats.last_failure or f"{stats.warm} of {warm} after {ACQUIRE_TIMEOUT_SECONDS:g} s"
             raise BackendUnavailable(f"the pool cannot be filled: {why}")
         await asyncio.sleep(FILL_PAUSE_SECONDS)
+
+
+def acquire(client: Client) -> Acquisition:
+    """A sandbox of the pool, however long it takes."""
+    return client.acquire(POOL, timeout=ACQUIRE_TIMEOUT_SECONDS)
+
+
+async def run_command(box: Box) -> ExecResult:
+    """The command that every shape times."""
+    return await box.exec(COMMAND, timeout=COMMAND_TIMEOUT_SECONDS)
+
+
+@contextlib.contextmanager
+def noting_failures(result: Result, when: str = "") -> Iterator[None]:
+    """Enters what the daemon refuses or loses as a failure; `when` says in which part of the measurement."""
+    try:
+        yield
+    except SandboxdError as error:
+        result.failures.append(f"{when}{error.reason}: {error}")
 
 
 async def all_at_once(items: Iterable[Item], act: Callable[[Item], Awaitable[None]]) -> None:
