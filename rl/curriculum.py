@@ -143,9 +143,10 @@ class SolveRateBands:
     one episode's reward, for advantages are differences within a group, times the share that is still
     to be learned. Outside the band the weight is `outside`. A place not yet seen counts as p = 1/2.
 
-    A family is drawn as often as its best place deserves, however many of its levels are open. Within it
-    a place's groups that are still being played share its weight, so that a new level is not tried often
-    before it is known.
+    A family is drawn as often as its best place deserves times the share of all its levels that is left to
+    learn, so that one whose last level alone is unsolved leaves room for one that has hardly begun. Within
+    it a place's groups that are still being played share its weight, so that a new level is not tried
+    often before it is known.
     """
 
     def __init__(
@@ -177,9 +178,14 @@ class SolveRateBands:
         for family, count in self._open.items():
             weights = {(family, level): self.weight((family, level)) for level in range(count)}
             within = {place: weight / (1 + self._playing[place]) for place, weight in weights.items()}
-            scale = max(weights.values()) / sum(within.values())
+            scale = max(weights.values()) * self._left_to_learn(family) / sum(within.values())
             shares |= {place: share * scale for place, share in within.items()}
         return list(shares), list(shares.values())
+
+    def _left_to_learn(self, family: str) -> float:
+        """The mean share of attempts that fail, over all levels; a level never played counts as unsolved."""
+        rates = [self._estimates.get((family, level)) for level in range(self._levels[family])]
+        return 1.0 - sum(known.rate for known in rates if known is not None) / len(rates)
 
     def open_places(self) -> list[Place]:
         """The places that can be drawn now."""

@@ -12,8 +12,11 @@ import numpy as np
 from rl.types import TokenIds
 
 BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-STOP_TEXTS = ("```\n",)
+FENCE = "```"
+STOP_TEXTS = (f"{FENCE}\n",)
 """A turn ends right after a closed block; the opening fence never matches, since it names its language."""
+FIRST_STOP_TEXTS = (FENCE,)
+"""The first turn begins inside a block, so the first fence closes it: nothing need be sampled behind."""
 
 
 class Tokenizer(Protocol):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from rl.advantage import scored_advantages
 from rl.batching import pack_group
-from rl.buffer import GroupBuffer, Ready
+from rl.buffer import GroupBuffer, Ready, Taken
 from rl.checkpoint import LoopState
 from rl.curriculum import Curriculum
 from rl.errors import Exhausted, NonFiniteStep, StarvedError
@@ -40,7 +40,8 @@ NON_FINITE_STEPS = 3
 """So many steps in a row that were not finite: the weights are beyond repair."""
 
 RECENT_STEPS = 4
-"""The first steps of a run are the longest; by what followed them it is judged how long one more takes."""
+"""The first steps of a run are the longest; by the longest of what followed it is judged how long it takes
+to train one more batch."""
 
 LOST_PAUSE_SECONDS = 0.1
 LOST_PAUSE_LIMIT_SECONDS = 5.0
@@ -95,7 +96,7 @@ class Loop:
         self._lost = 0
         self._non_finite = 0
         self._last_loss = ""
-        self._recent_steps: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def state(self, saved_version: int) -> LoopState:
         """What goes into a checkpoint beside trainer state of version `saved_version`.
@@ -208,11 +209,13 @@ class Loop:
         weights that are live in the generator, and free slots.
         """
         parts = self._parts
-        while self.step < self._plan.steps and not self._out_of_time():
+        while self.step < self._plan.steps:
             began = parts.clock()
             depth = parts.buffer.depth
             version = parts.publisher.version
-            taken = await parts.buffer.take(version)
+            taken = await self._take_in_time(version)
+            if taken is None:
+                return
             for stale in taken.stale:
                 self._settle(stale.ticket, stale.group.task, "stale")
                 self._interval.count("off_policy/dropped")
@@ -268,17 +271,25 @@ class Loop:
             fate, why = fate_of(member, reason)
             self._parts.player.ledger.settle(member.account, fate, why)
 
-    def _out_of_time(self) -> bool:
-        """Whether another step as long as the longest of the last few would end after the deadline."""
-        deadline = self._plan.deadline
-        return deadline is not None and self._parts.clock() + max(self._recent_steps, default=0.0) > deadline
+    async def _take_in_time(self, version: int) -> Taken | None:
+        """The next batch; None when none comes that can still be trained and live before the deadline."""
+        patience: float | None = None
+        if self._plan.deadline is not None:
+            patience = self._plan.deadline - max(self._recent_seconds, default=0.0) - self._parts.clock()
+            if patience <= 0.0:
+                return None
+        try:
+            async with asyncio.timeout(patience):
+                return await self._parts.buffer.take(version)
+        except TimeoutError:
+            return None
 
     def _timing(self, began: float, ready: float, trained: float, live: float) -> Row:
         """`began` waiting, batch `ready`, `trained`, weights `live`: all on the loop's clock."""
         waiting, training = (ready - began) + (live - trained), trained - ready
         self.waiting_seconds += waiting
         self.training_seconds += training
-        self._recent_steps.append(live - began)
+        self._recent_seconds.append(live - ready)
         row = self._interval.row(live - began)
         self._interval = Interval()
         return (

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rl.dialogue import STOP_TEXTS, Dialogue, find_code
+from rl.dialogue import FIRST_STOP_TEXTS, STOP_TEXTS, Dialogue, find_code
 from rl.generator import Generation, Generator, Sampling
 from rl.types import Episode, Outcome, Scored, StopReason, Task, TokenIds, Truncated, Turn, Unscored
 from sandboxd.errors import InvalidRequest, PoolNotFound, SandboxdError
@@ -150,7 +150,8 @@ class Rollout:
 
     async def _sample(self, progress: _Progress, max_tokens: int) -> Generation:
         context = np.array(progress.context, dtype=np.int32)
-        generation = await self._generator.generate(context, Sampling(max_tokens, stop=STOP_TEXTS))
+        stop = STOP_TEXTS if progress.turns else FIRST_STOP_TEXTS
+        generation = await self._generator.generate(context, Sampling(max_tokens, stop=stop))
         nothing = np.array([], dtype=np.int32)
         progress.turns.append(Turn(generation.ids, generation.logprobs, generation.spans, nothing))
         progress.context.extend(generation.ids.tolist())

@@ -10,7 +10,7 @@ from rl.types import Task
 BENCHMARK: dict[str, tuple[str, int]] = {
     "sums_2": ("sums", 2),
     "sums_3": ("sums", 3),
-    "sums_5": ("sums", 5),
+    "sums_5": ("sums", 4),
     "words_1": ("words", 1),
     "words_2": ("words", 6),
     "letters": ("letters", 5),

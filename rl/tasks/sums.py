@@ -6,7 +6,7 @@ import random
 
 from rl.tasks.base import Numeric, Problem
 
-SHAPES = ((2, 9), (2, 99), (2, 999), (3, 999), (4, 999), (5, 999), (8, 999))
+SHAPES = ((2, 9), (2, 99), (2, 999), (3, 999), (5, 999), (8, 999))
 
 
 class Sums(Numeric):

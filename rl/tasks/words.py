@@ -9,13 +9,17 @@ from rl.tasks.vocabulary import ITEMS, NAMES
 
 
 class Words(Numeric):
-    """Small stories about counting things; the level decides how many operations, and which."""
+    """Small stories about counting things; the level decides how many operations, and which.
+
+    No level has gains alone: a policy that is paid for adding, whatever the story, stops trying anything
+    else, and cannot find its way back to losses.
+    """
 
     name = "words"
     levels = (
-        "one step: gains",
+        "one step: gains and losses",
         "one step: gains, losses, packs, shares",
-        "two steps: gains",
+        "two steps: gains, or losses",
         "two steps: gains and losses",
         "two steps: packs, then gains or losses, equation named",
         "two steps: packs, then gains or losses",
@@ -26,9 +30,9 @@ class Words(Numeric):
     def make(self, level: int, rng: random.Random) -> Problem:
         story = Story(rng)
         makers = (
-            (story.gain,),
+            (story.gain, story.loss),
             (story.gain, story.loss, story.packs, story.share),
-            (story.gain_gain,),
+            (story.gain_gain, story.loss_loss),
             (story.gain_gain, story.gain_loss, story.loss_loss),
             (story.packs_gain_named, story.packs_loss_named),
             (story.packs_gain, story.packs_loss),

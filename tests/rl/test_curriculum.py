@@ -118,7 +118,18 @@ def test_a_family_with_many_open_levels_is_drawn_no_more_often() -> None:
     for level in range(len(Sums.levels)):
         teach(curriculum, ("sums", level), 0.5)
     share = sum(1 for _ in range(300) if curriculum.next_task().family == "sums") / 300
-    assert 0.2 < share < 0.45
+    assert 0.1 < share < 0.35
+
+
+def test_a_family_that_is_nearly_learned_leaves_room_for_one_that_has_hardly_begun() -> None:
+    curriculum = bands()
+    for level in range(len(Sums.levels) - 1):
+        teach(curriculum, ("sums", level), 1.0)
+    teach(curriculum, ("sums", len(Sums.levels) - 1), 1 / 3)
+    teach(curriculum, ("words", 0), 1 / 3)
+    teach(curriculum, ("letters", 0), 1.0, groups=6)
+    families = Counter(family for family, _ in drawn(curriculum).elements())
+    assert families["words"] > 2 * families["sums"] > 0
 
 
 def test_a_place_counts_in_full_again_once_its_groups_have_ended() -> None:

@@ -260,6 +260,15 @@ def test_a_deadline_stops_before_a_step_that_would_pass_it(tmp_path: Path) -> No
     rig.ledger.check()
 
 
+def test_a_deadline_ends_the_wait_for_a_batch_that_does_not_come(tmp_path: Path) -> None:
+    plan = Plan(steps=10, groups_per_batch=2, samples_per_group=4, deadline=time.monotonic() + 0.3)
+    closed = asyncio.Event()
+    rig = Rig(tmp_path, plan=plan, gate=lambda: closed)
+    asyncio.run(asyncio.wait_for(rig.loop.run(), 30))
+    assert rig.loop.step == 0
+    rig.ledger.check()
+
+
 def test_tokens_without_a_sampler_logprob_are_accounted_for(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     asyncio.run(rig.loop.run())

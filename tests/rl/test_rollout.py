@@ -128,7 +128,7 @@ def test_code_output_answer() -> None:
     assert episode.stop_reason is StopReason.COMPLETED
     assert [run_text(sandboxes, 0)] == ["print(19 + 23)\n"]
     said = [DIALOGUE.text(turn.sampled_ids, first=index == 0) for index, turn in enumerate(episode.turns)]
-    assert said == ["```python\nprint(19 + 23)\n```\n", "42"]
+    assert said == ["```python\nprint(19 + 23)\n```", "42"]
     shown = TOKENIZER.decode(episode.turns[0].observation_ids)
     assert shown == "<|im_end|>\n<|im_start|>user\nOutput: 42<|im_end|>\n<|im_start|>assistant\n"
     assert len(episode.turns[1].observation_ids) == 0

@@ -86,6 +86,14 @@ def test_no_constant_answer_solves_letter_counts() -> None:
     assert max(answers.count(answer) for answer in set(answers)) < 0.45 * len(answers)
 
 
+@pytest.mark.parametrize("level", range(len(Words.levels)))
+def test_no_level_of_word_problems_pays_for_adding_whatever_the_story(level: int) -> None:
+    problems = [Words().make(level, random.Random(seed)) for seed in range(40)]
+    sums = [sum(map(int, re.findall(r"\d+", problem.question))) for problem in problems]
+    added = sum(int(problem.answer) == total for problem, total in zip(problems, sums, strict=True))
+    assert added < 0.75 * len(problems)
+
+
 @given(st.integers(0, len(Words.levels) - 1), st.integers())
 def test_word_problems_have_whole_positive_answers(level: int, seed: int) -> None:
     problem = Words().make(level, random.Random(seed))
