@@ -265,7 +265,7 @@ class Session:
     def _plan(self) -> Plan:
         config = self._config
         limit = config.time_limit_seconds
-        # A trained policy ends its turns sooner: the measurement after training takes 0.4 to 0.9 of the first.
+        # A trained policy ends its turns sooner: the measurement after training takes no longer.
         reserve = float(self._before["seconds"]) + REPORT_SECONDS
         return Plan(
             steps=config.steps,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from sandboxd import errors
 from sandboxd.client import Box, Client
-from sandboxd.replies import ExecResult, SandboxInfo
+from sandboxd.interaction import Interaction
+from sandboxd.replies import Cut, ExecResult, SandboxInfo
+from sandboxd.sessions import Session, SessionResult
 from sandboxd.sync import SyncClient
 from sandboxd.types import ExitReason, PoolStats
 
@@ -13,10 +15,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Box",
     "Client",
+    "Cut",
     "ExecResult",
     "ExitReason",
+    "Interaction",
     "PoolStats",
     "SandboxInfo",
+    "Session",
+    "SessionResult",
     "SyncClient",
     "__version__",
     "errors",

@@ -21,6 +21,7 @@ from sandboxd.lifetime import end_with_parent
 EXAMPLES = """examples:
   sandboxd serve                               pools on this host, on the user's own socket
   sandboxd exec python -- python3 -c 'print(6*7)'
+  sandboxd exec -t python -- bash
   sandboxd ls                                  leased and warm sandboxes
   sandboxd pool set python --warm 64           keep more of them ready
   sandboxd bench burst --count 960             start 960 at once and measure
@@ -67,6 +68,8 @@ def _add_serve(parts: Any) -> None:
 def _add_exec(parts: Any) -> None:
     run = parts.add_parser("exec", help="lease a sandbox, run one command in it, release it")
     _add_address(run)
+    run.add_argument("-i", "--interactive", action="store_true", help="pass on standard input as it comes")
+    run.add_argument("-t", "--tty", action="store_true", help="run on a terminal like this one; implies -i")
     run.add_argument("--timeout", type=float, metavar="S", help="kill the command after S seconds")
     run.add_argument("--wait", type=float, default=60.0, metavar="S", help="wait S seconds for a sandbox")
     run.add_argument("pool", metavar="POOL")

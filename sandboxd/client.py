@@ -12,27 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
-from sandboxd import replies
+from sandboxd import replies, requests
 from sandboxd.config import default_address
 from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
+from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
 from sandboxd.replies import ExecResult, SandboxInfo
-from sandboxd.status import from_rpc_error
+from sandboxd.requests import CommandOptions, Word, as_bytes
+from sandboxd.sessions import KILL_CHILDREN, PYTHON, SHELL, Dialect, Session
+from sandboxd.status import translated
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, Exited, PoolStats, Stderr, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 from sandboxd.wire import OUTPUT_PIECE_BYTES, duration
-
-Word = str | bytes | os.PathLike[str]
 
 # A lease is renewed when a third of its time has passed, so that two renewals may fail.
 RENEW_FRACTION = 1 / 3
@@ -41,20 +42,6 @@ RENEW_SLACK = 1 / 20
 # Calls that the daemon answers at once end after this time at the latest.
 CALL_TIMEOUT_SECONDS = 30.0
 RELEASE_TIMEOUT_SECONDS = 5.0
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error) from None
-    except grpc.aio.UsageError as error:
-        raise BackendUnavailable(f"the client is closed: {error}") from None
-
-
-def _bytes(word: Word) -> bytes:
-    return os.fsencode(word)
 
 
 class Client:
@@ -108,7 +95,7 @@ class Client:
 
     async def get_pool(self, pool: str) -> PoolStats:
         """Counts and totals of one pool. Raises PoolNotFound."""
-        with _translated():
+        with translated():
             reply = await self._pools.GetPool(
                 pb.GetPoolRequest(name=POOL_PREFIX + pool), timeout=CALL_TIMEOUT_SECONDS
             )
@@ -116,7 +103,7 @@ class Client:
 
     async def list_pools(self) -> dict[str, PoolStats]:
         """All pools by name."""
-        with _translated():
+        with translated():
             reply = await self._pools.ListPools(pb.ListPoolsRequest(), timeout=CALL_TIMEOUT_SECONDS)
         return {pool.name.removeprefix(POOL_PREFIX): replies.stats(pool) for pool in reply.pools}
 
@@ -125,7 +112,7 @@ class Client:
     ) -> PoolStats:
         """Changes a pool's target or limit until the daemon restarts."""
         wanted = pb.Pool(name=POOL_PREFIX + pool, warm_count_target=warm, size_limit=size_limit)
-        with _translated():
+        with translated():
             reply = await self._pools.UpdatePool(
                 pb.UpdatePoolRequest(pool=wanted), timeout=CALL_TIMEOUT_SECONDS
             )
@@ -135,7 +122,7 @@ class Client:
         """All sandboxes, oldest first."""
         request = pb.ListSandboxesRequest(pool=POOL_PREFIX + pool if pool else "", page_size=1000)
         while True:
-            with _translated():
+            with translated():
                 reply = await self.sandboxes.ListSandboxes(request, timeout=CALL_TIMEOUT_SECONDS)
             for sandbox in reply.sandboxes:
                 yield replies.info(sandbox)
@@ -146,7 +133,7 @@ class Client:
     async def lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
         """Leases a sandbox and keeps the lease alive; `acquire` builds the request."""
         try:
-            with _translated():
+            with translated():
                 sandbox = await self.sandboxes.AcquireSandbox(request, timeout=timeout)
         except asyncio.CancelledError:
             # The grant may be on its way: without this it would hold a sandbox until its time runs out.
@@ -160,7 +147,7 @@ class Client:
         return box
 
     async def _withdraw(self, request: pb.AcquireSandboxRequest) -> None:
-        with contextlib.suppress(SandboxdError), _translated():
+        with contextlib.suppress(SandboxdError), translated():
             await self.sandboxes.ReleaseSandbox(
                 pb.ReleaseSandboxRequest(pool=request.pool, request_id=request.request_id),
                 timeout=RELEASE_TIMEOUT_SECONDS,
@@ -169,7 +156,7 @@ class Client:
     async def end_lease(self, box: Box) -> None:
         """Stops renewing and tells the daemon that the box is no longer needed."""
         self._boxes.pop(box.name, None)
-        with _translated():
+        with translated():
             await self.sandboxes.ReleaseSandbox(
                 pb.ReleaseSandboxRequest(name=box.name), timeout=RELEASE_TIMEOUT_SECONDS
             )
@@ -190,7 +177,7 @@ class Client:
 
     async def _renew(self, box: Box) -> None:
         try:
-            with _translated():
+            with translated():
                 await self.sandboxes.RenewSandbox(
                     pb.RenewSandboxRequest(name=box.name), timeout=CALL_TIMEOUT_SECONDS
                 )
@@ -244,93 +231,102 @@ class Box:
             await self._client.end_lease(self)
 
     async def exec(
-        self,
-        argv: Sequence[Word],
-        *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        output_limit: int | None = None,
-        cwd: Word | None = None,
-        env: Mapping[str, str] | None = None,
+        self, argv: Sequence[Word], *, stdin: bytes = b"", **options: Unpack[CommandOptions]
     ) -> ExecResult:
         """Runs a command to its end and returns all it printed.
 
         A command that fails, times out or is killed is a result, not an exception. Raises SandboxLost
         when the sandbox died, LeaseExpired when its lease ran out.
         """
-        stdout, stderr = bytearray(), bytearray()
-        stream = self.stream(argv, stdin=stdin, timeout=timeout, output_limit=output_limit, cwd=cwd, env=env)
-        async for event in stream:
+        stdout, stderr = replies.Output(), replies.Output()
+        async for event in self.stream(argv, stdin=stdin, **options):
             match event:
-                case Stdout(data):
-                    stdout += data
-                case Stderr(data):
-                    stderr += data
+                case Stdout(data, offset):
+                    stdout.add(data, offset)
+                case Stderr(data, offset):
+                    stderr.add(data, offset)
                 case Exited() as end:
-                    return ExecResult(
-                        reason=end.reason,
-                        exit_code=end.exit_code,
-                        signal=end.signal,
-                        stdout=bytes(stdout),
-                        stderr=bytes(stderr),
-                        wall=end.wall,
-                        cpu=end.cpu,
-                        detail=end.detail,
-                    )
+                    return replies.result(end, stdout, stderr)
         raise SandboxLost(f"the command in {self.name} ended without saying how")
 
     async def stream(
-        self,
-        argv: Sequence[Word],
-        *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        output_limit: int | None = None,
-        cwd: Word | None = None,
-        env: Mapping[str, str] | None = None,
+        self, argv: Sequence[Word], *, stdin: bytes = b"", **options: Unpack[CommandOptions]
     ) -> AsyncIterator[Event]:
         """Runs a command and yields its events as they come; leaving the iterator kills the command."""
-        if self.ended is not None:
-            raise self.ended
-        request = pb.ExecCommandRequest(
-            name=self.name,
-            argv=[_bytes(word) for word in argv],
-            cwd=_bytes(cwd) if cwd is not None else b"",
-            env=[
-                pb.EnvironmentVariable(name=_bytes(name), value=_bytes(value))
-                for name, value in (env or {}).items()
-            ],
-            stdin=stdin,
-            timeout=None if timeout is None else duration(timeout),
-            output_limit_bytes=output_limit or 0,
-        )
-        call = self._stub.ExecCommand(request)
+        self._check()
+        call = self._stub.ExecCommand(requests.command(self.name, argv, options, stdin))
         try:
-            with _translated():
+            with translated():
                 async for response in call:
                     yield replies.event(response)
         finally:
             call.cancel()
 
+    @contextlib.asynccontextmanager
+    async def interact(
+        self, argv: Sequence[Word], **options: Unpack[CommandOptions]
+    ) -> AsyncIterator[Interaction]:
+        """Runs a command that is talked to while it runs; leaving the block kills it.
+
+        async with box.interact(["python3", "-i"], terminal=(24, 80)) as running:
+            await running.write(b"print(6 * 7)\\n")
+            async for event in running: ...
+        """
+        self._check()
+        running = Interaction(self._stub.InteractCommand())
+        try:
+            await running.start(requests.command(self.name, argv, options))
+            yield running
+        finally:
+            await running.close()
+
+    def shell(self, **options: Unpack[CommandOptions]) -> AbstractAsyncContextManager[Session]:
+        """A bash that stays: directory, variables and functions outlive each `run` of the block.
+
+        async with box.shell() as shell:
+            await shell.run("cd /tmp; count=3")
+            result = await shell.run("pwd; echo $count", timeout=5)
+        """
+        return self._session(SHELL, options)
+
+    def python(self, **options: Unpack[CommandOptions]) -> AbstractAsyncContextManager[Session]:
+        """A Python that stays: what code imports and defines outlives each `run` of the block."""
+        return self._session(PYTHON, options)
+
+    @contextlib.asynccontextmanager
+    async def _session(self, dialect: Dialect, options: CommandOptions) -> AsyncIterator[Session]:
+        async def kill_children(pid: int) -> None:
+            await self.exec(["sh", "-c", KILL_CHILDREN, "sh", str(pid)])
+
+        async with self.interact(dialect.argv, **options) as running:
+            session = Session(running, dialect, kill_children)
+            await session.open()
+            yield session
+
+    def _check(self) -> None:
+        if self.ended is not None:
+            raise self.ended
+
     async def write_file(self, path: Word, data: bytes, *, mode: int = 0o644) -> int:
         """Replaces a file atomically; returns its size. Raises FileFailed, SandboxLost."""
 
-        async def requests() -> AsyncIterator[pb.WriteFileRequest]:
-            target = pb.WriteFileRequest.Target(name=self.name, path=_bytes(path), mode=mode)
+        async def messages() -> AsyncIterator[pb.WriteFileRequest]:
+            target = pb.WriteFileRequest.Target(name=self.name, path=as_bytes(path), mode=mode)
             yield pb.WriteFileRequest(target=target)
             for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
                 yield pb.WriteFileRequest(data=data[begin : begin + OUTPUT_PIECE_BYTES])
 
-        with _translated():
-            reply = await self._stub.WriteFile(requests())
+        with translated():
+            reply = await self._stub.WriteFile(messages())
         size: int = reply.size_bytes
         return size
 
     async def read_file(self, path: Word, *, offset: int = 0, limit: int | None = None) -> bytes:
         """Reads a file. Raises FileNotFound, FileFailed, SandboxLost."""
-        request = pb.ReadFileRequest(name=self.name, path=_bytes(path), offset=offset, limit_bytes=limit or 0)
+        target = as_bytes(path)
+        request = pb.ReadFileRequest(name=self.name, path=target, offset=offset, limit_bytes=limit or 0)
         content = bytearray()
-        with _translated():
+        with translated():
             async for response in self._stub.ReadFile(request):
                 content += response.data
         return bytes(content)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -14,9 +13,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from sandboxd import terminal
 from sandboxd.client import Client
 from sandboxd.config import ConfigError
-from sandboxd.types import Exited, ExitReason, Stderr, Stdout
+from sandboxd.types import Exited, ExitReason
 
 if TYPE_CHECKING:
     from sandboxd.bench.docker_sdk import Bare
@@ -25,22 +25,19 @@ if TYPE_CHECKING:
 
 async def execute(arguments: argparse.Namespace) -> int:
     """`sandboxd exec`: 0 when the command ended with 0; else 1 and one line that says how it ended."""
-    stdin = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
-    end: Exited | None = None
+    if arguments.tty and not (sys.stdin and sys.stdin.isatty()):
+        raise ConfigError("exec --tty: standard input is not a terminal; leave out --tty")
     async with (
         Client(arguments.address) as client,
         client.acquire(arguments.pool, timeout=arguments.wait) as box,
     ):
-        async for event in box.stream(arguments.argv, stdin=stdin, timeout=arguments.timeout):
-            match event:
-                case Stdout(data):
-                    _write(sys.stdout.fileno(), data)
-                case Stderr(data):
-                    _write(sys.stderr.fileno(), data)
-                case Exited():
-                    end = event
-    if end is None:
-        raise AssertionError("a command's stream ends with its exit")
+        end = await terminal.run(
+            box,
+            arguments.argv,
+            on_terminal=arguments.tty,
+            interactive=arguments.interactive,
+            timeout=arguments.timeout,
+        )
     if end.reason is ExitReason.EXITED and end.exit_code == 0:
         return 0
     print(f"sandboxd: {_ending(end, arguments)}", file=sys.stderr)
@@ -59,13 +56,6 @@ def _ending(end: Exited, arguments: argparse.Namespace) -> str:
             return f"the command could not be started: {end.detail}"
         case _:
             return f"the command ended as {end.reason}"
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    """Writes bytes as they are, past Python's text layer."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 async def list_sandboxes(arguments: argparse.Namespace) -> int:

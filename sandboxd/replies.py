@@ -19,8 +19,33 @@ from sandboxd.v1 import sandbox_service_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """`dropped` bytes are missing from an output, before the byte at index `at` of what is left."""
+
+    at: int
+    dropped: int
+
+
+class Output:
+    """One stream's pieces, joined; `cut` is where some were left out."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.cut: Cut | None = None
+
+    def add(self, piece: bytes, offset: int) -> None:
+        seen = len(self.data) + (self.cut.dropped if self.cut else 0)
+        if offset > seen:
+            self.cut = Cut(len(self.data), offset - seen)
+        self.data += piece
+
+
+@dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended, and all it printed. `wall` and `cpu` are in seconds."""
+    """How a command ended, and what it printed. `wall` and `cpu` are in seconds.
+
+    `stdout_cut` and `stderr_cut` say where bytes between the head and the tail were dropped, and how many.
+    """
 
     reason: ExitReason
     exit_code: int
@@ -30,11 +55,29 @@ class ExecResult:
     wall: float
     cpu: float
     detail: str = ""
+    stdout_cut: Cut | None = None
+    stderr_cut: Cut | None = None
 
     @property
     def ok(self) -> bool:
         """True when the program ended by itself with exit code 0."""
         return self.reason is ExitReason.EXITED and self.exit_code == 0
+
+
+def result(end: Exited, stdout: Output, stderr: Output) -> ExecResult:
+    """How a command ended, with what it printed before."""
+    return ExecResult(
+        reason=end.reason,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        stdout=bytes(stdout.data),
+        stderr=bytes(stderr.data),
+        wall=end.wall,
+        cpu=end.cpu,
+        detail=end.detail,
+        stdout_cut=stdout.cut,
+        stderr_cut=stderr.cut,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ await when its client leaves or the server stops.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,12 +17,13 @@ from google.protobuf import empty_pb2
 from grpc_status import rpc_status
 
 from sandboxd import wire
+from sandboxd.backends.base import Execution
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, InvalidRequest, PoolNotFound, SandboxdError, SandboxNotFound
 from sandboxd.fleet import Sandbox
 from sandboxd.pool import Lease, Pool
 from sandboxd.status import to_status
-from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 
@@ -167,6 +169,24 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
             async for event in events:
                 yield wire.event(event)
 
+    @streaming
+    async def InteractCommand(
+        self, requests: AsyncIterator[pb.InteractCommandRequest], context: Context
+    ) -> AsyncIterator[pb.ExecCommandResponse]:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("message") != "start":
+            raise InvalidRequest("the first message of InteractCommand must carry `start`")
+        pool, sandbox_id = self._pools.holding(first.start.name)
+        command = wire.command(first.start, interactive=True)
+        async with pool.connection(sandbox_id).exec(command) as execution:
+            talking = asyncio.create_task(_talk(requests, execution))
+            try:
+                async for event in _while(talking, aiter(execution)):
+                    yield wire.event(event)
+            finally:
+                talking.cancel()
+                await asyncio.wait([talking])
+
     @unary
     async def WriteFile(
         self, requests: AsyncIterator[pb.WriteFileRequest], context: Context
@@ -190,6 +210,41 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
         connection = pool.connection(sandbox_id)
         async for data in connection.read_file(wire.path(request.path), offset=offset, limit=limit):
             yield pb.ReadFileResponse(data=data)
+
+
+async def _talk(requests: AsyncIterator[pb.InteractCommandRequest], execution: Execution) -> None:
+    """Passes on what the caller of a command says. Raises InvalidRequest."""
+    async for request in requests:
+        match request.WhichOneof("message"):
+            case "stdin":
+                await execution.write(wire.stdin(request.stdin))
+            case "stdin_end":
+                await execution.end_input()
+            case "signal":
+                await execution.signal(wire.signal_number(request.signal))
+            case "resize":
+                await execution.resize(*wire.terminal_size(request.resize))
+            case _:
+                raise InvalidRequest("only the first message of InteractCommand may carry `start`")
+    await execution.end_input()
+
+
+async def _while(task: asyncio.Task[None], events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    """The events, until their end or until `task` fails, whose error is then raised."""
+    while True:
+        coming = asyncio.ensure_future(anext(events, None))
+        try:
+            if not task.done():
+                await asyncio.wait({coming, task}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            event = await coming
+        finally:
+            coming.cancel()
+            await asyncio.wait([coming])
+        if event is None:
+            return
+        yield event
 
 
 async def _pieces(requests: AsyncIterator[pb.WriteFileRequest]) -> AsyncIterator[bytes]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -57,6 +60,17 @@ def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) 
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Within the block a failed call raises what the daemon raised."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from None
+    except grpc.aio.UsageError as error:
+        raise errors.BackendUnavailable(f"the client is closed: {error}") from None
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.SandboxdError:

@@ -73,7 +73,10 @@ class Command:
     `cwd` and entries of `env` override the template's. `stdin` is written and then closed; an empty
     one is an immediate end of file. `timeout` counts from the start of the program; when it passes,
     the whole process tree is killed. `output_limit` bounds stdout and stderr together; past it, the
-    command is killed and ends with OUTPUT_LIMIT_EXCEEDED.
+    command is killed and ends with OUTPUT_LIMIT_EXCEEDED; with an `output_tail` it runs on, and the last so
+    many bytes of each stream come at the stream's end, at their offset. `terminal` is its size in rows and
+    columns: the command then runs on one, stdout carries all that it shows, and its input's end types Ctrl-D.
+    `interactive`: the caller of `exec` writes the input, so `stdin` is empty.
     """
 
     argv: tuple[bytes, ...]
@@ -82,6 +85,9 @@ class Command:
     stdin: bytes = b""
     timeout: float | None = None
     output_limit: int | None = None
+    output_tail: int = 0
+    terminal: tuple[int, int] | None = None
+    interactive: bool = False
 
 
 class ExitReason(enum.StrEnum):
@@ -102,7 +108,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Stdout:
-    """A piece of standard output; `offset` counts the stream's bytes before it."""
+    """A piece of standard output; `offset` counts the stream's bytes before it, dropped ones included."""
 
     data: bytes
     offset: int
@@ -110,7 +116,7 @@ class Stdout:
 
 @dataclass(frozen=True, slots=True)
 class Stderr:
-    """A piece of standard error; `offset` counts the stream's bytes before it."""
+    """A piece of standard error; `offset` counts the stream's bytes before it, dropped ones included."""
 
     data: bytes
     offset: int

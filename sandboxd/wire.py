@@ -30,6 +30,9 @@ LABEL_COUNT_LIMIT, LABEL_BYTES_LIMIT, REQUEST_ID_BYTES_LIMIT = 16, 256, 128
 PAGE_SIZE_DEFAULT, PAGE_SIZE_LIMIT = 100, 1000
 FILE_MODE_DEFAULT, FILE_MODE_LIMIT = 0o644, 0o7777
 OUTPUT_PIECE_BYTES = 1 << 19
+TERMINAL_SIDE_LIMIT = 65535
+SIGNAL_LIMIT = 64
+TAIL_LIMIT_BYTES = 1 << 20
 
 Entry = TypeVar("Entry")
 
@@ -64,13 +67,14 @@ def request_id(request: pb.AcquireSandboxRequest) -> str:
     return request.request_id
 
 
-def command(request: pb.ExecCommandRequest) -> Command:
+def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Command:
     if not request.argv:
         raise InvalidRequest("argv is empty: name the program to run")
     if not request.argv[0]:
         raise InvalidRequest("argv[0] is empty: name the program to run")
-    if len(request.stdin) > STDIN_LIMIT_BYTES:
-        raise InvalidRequest(f"stdin of {len(request.stdin)} bytes is more than {STDIN_LIMIT_BYTES}")
+    if interactive and request.stdin:
+        raise InvalidRequest("start.stdin must be empty: its input follows in messages of its own")
+    stdin(request.stdin)
     for entry in request.env:
         if not entry.name or b"=" in entry.name or b"\0" in entry.name + entry.value:
             raise InvalidRequest(f"environment name {entry.name!r} is not one that a program can see")
@@ -78,6 +82,12 @@ def command(request: pb.ExecCommandRequest) -> Command:
         raise InvalidRequest("argv and cwd cannot contain a zero byte")
     if request.output_limit_bytes < 0:
         raise InvalidRequest(f"output_limit_bytes = {request.output_limit_bytes} must not be negative")
+    if not 0 <= request.output_tail_bytes <= TAIL_LIMIT_BYTES:
+        raise InvalidRequest(
+            f"output_tail_bytes = {request.output_tail_bytes} must be from 0 to {TAIL_LIMIT_BYTES}"
+        )
+    if request.output_tail_bytes and not request.output_limit_bytes:
+        raise InvalidRequest("output_tail_bytes needs output_limit_bytes: without a limit nothing is dropped")
     return Command(
         argv=tuple(request.argv),
         cwd=request.cwd or None,
@@ -85,7 +95,32 @@ def command(request: pb.ExecCommandRequest) -> Command:
         stdin=request.stdin,
         timeout=seconds(request.timeout, "timeout") if request.HasField("timeout") else None,
         output_limit=request.output_limit_bytes or None,
+        output_tail=request.output_tail_bytes,
+        terminal=terminal_size(request.terminal) if request.HasField("terminal") else None,
+        interactive=interactive,
     )
+
+
+def stdin(value: bytes) -> bytes:
+    if len(value) > STDIN_LIMIT_BYTES:
+        raise InvalidRequest(f"stdin of {len(value)} bytes is more than {STDIN_LIMIT_BYTES}")
+    return value
+
+
+def terminal_size(value: pb.TerminalSize) -> tuple[int, int]:
+    """Rows and columns."""
+    if not (1 <= value.rows <= TERMINAL_SIDE_LIMIT and 1 <= value.columns <= TERMINAL_SIDE_LIMIT):
+        raise InvalidRequest(
+            f"a terminal of {value.rows} rows and {value.columns} columns: "
+            f"both must be from 1 to {TERMINAL_SIDE_LIMIT}"
+        )
+    return value.rows, value.columns
+
+
+def signal_number(value: int) -> int:
+    if not 1 <= value <= SIGNAL_LIMIT:
+        raise InvalidRequest(f"signal {value} must be from 1 to {SIGNAL_LIMIT}")
+    return value
 
 
 def path(value: bytes) -> bytes:

@@ -11,15 +11,15 @@ from rl.tasks.vocabulary import ITEMS, NAMES
 class Words(Numeric):
     """Small stories about counting things; the level decides how many operations, and which.
 
-    No level has gains alone: a policy that is paid for adding, whatever the story, stops trying anything
-    else, and cannot find its way back to losses.
+    The first level has losses beside gains: a policy that is paid for adding, whatever the story, stops
+    trying anything else, and is slow to find its way back.
     """
 
     name = "words"
     levels = (
         "one step: gains and losses",
         "one step: gains, losses, packs, shares",
-        "two steps: gains, or losses",
+        "two steps: gains",
         "two steps: gains and losses",
         "two steps: packs, then gains or losses, equation named",
         "two steps: packs, then gains or losses",
@@ -32,7 +32,7 @@ class Words(Numeric):
         makers = (
             (story.gain, story.loss),
             (story.gain, story.loss, story.packs, story.share),
-            (story.gain_gain, story.loss_loss),
+            (story.gain_gain,),
             (story.gain_gain, story.gain_loss, story.loss_loss),
             (story.packs_gain_named, story.packs_loss_named),
             (story.packs_gain, story.packs_loss),

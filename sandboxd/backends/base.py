@@ -9,14 +9,45 @@ from typing import Protocol
 from sandboxd.types import Capabilities, Command, Event, Template
 
 
+class Execution(Protocol):
+    """A command that runs: its events, and what its caller tells it meanwhile, one call after the other.
+
+    What is told after the end is dropped. A sandbox that is gone is raised by the events alone.
+    """
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """`Started`, output, `Exited`; or `Exited` alone when it could not be started."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """More input, for an interactive command; waits while the command does not read."""
+        ...
+
+    async def end_input(self) -> None:
+        """The end of an interactive command's input."""
+        ...
+
+    async def signal(self, number: int) -> None:
+        """Signals the group in the terminal's foreground, or the command's own group.
+
+        Raises InvalidRequest where the backend cannot.
+        """
+        ...
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Changes the size of the command's terminal; nothing where there is none."""
+        ...
+
+
 class Connection(Protocol):
     """A way into one running sandbox. Any number of commands may run through it at once."""
 
-    def exec(self, command: Command) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        """Starts the command; the iterator ends after `Exited`.
+    def exec(self, command: Command) -> AbstractAsyncContextManager[Execution]:
+        """Starts the command; its events end after `Exited`.
 
         Leaving the context before that kills the command's whole process tree. A reader that does not
-        read delays this command alone. Raises SandboxLost when the sandbox is gone.
+        read delays this command alone. Raises SandboxLost when the sandbox is gone, InvalidRequest for
+        a terminal where the backend has none.
         """
         ...
 

@@ -127,7 +127,7 @@ class GuestConnection:
     # -- commands
 
     @contextlib.asynccontextmanager
-    async def exec(self, command: Command) -> AsyncIterator[AsyncIterator[Event]]:
+    async def exec(self, command: Command) -> AsyncIterator[_Execution]:
         """See `base.Connection.exec`. Raises also InvalidRequest for what no kernel takes."""
         first = wire.frame(wire.EXEC, self._request(command).pack())
         small = len(command.stdin) <= wire.PIECE
@@ -135,7 +135,7 @@ class GuestConnection:
             await channel.send(first + _stdin(command.stdin) if small and command.stdin else first)
             feeder = None if small else asyncio.create_task(_feed(channel, command.stdin))
             try:
-                yield _Events(self, channel, command.timeout)
+                yield _Execution(self, channel, command)
             finally:
                 if feeder is not None:
                     feeder.cancel()
@@ -153,7 +153,10 @@ class GuestConnection:
             request.timeout = command.timeout
         if command.output_limit is not None:
             request.output_limit = command.output_limit
-        request.has_stdin = bool(command.stdin)
+        request.output_tail = command.output_tail
+        request.has_stdin = bool(command.stdin) or command.interactive
+        if command.terminal is not None:
+            request.terminal = command.terminal
         if (size := len(request.pack())) > wire.MAX_REQUEST:
             raise InvalidRequest(
                 f"argv and environment take {size} bytes, at most {wire.MAX_REQUEST} fit", phase=Phase.EXEC
@@ -271,14 +274,19 @@ class GuestConnection:
         return SandboxLost(f"sandbox {self._sandbox_id} died: {why}", phase=phase)
 
 
-class _Events:
-    """The guest's frames as events, checked: one start, offsets without a gap, one end."""
+class _Execution:
+    """Implements `base.Execution`: what the caller says as frames, and the guest's frames as events, checked:
+    one start, offsets without a gap but for the one before a tail, one end.
+    """
 
-    def __init__(self, owner: GuestConnection, channel: Channel, timeout: float | None) -> None:
+    def __init__(self, owner: GuestConnection, channel: Channel, command: Command) -> None:
         self._owner = owner
         self._channel = channel
-        self._end_by = None if timeout is None else time.monotonic() + timeout + GUEST_SLACK_SECONDS
+        self._end_by: float | None = None
+        if command.timeout is not None:
+            self._end_by = time.monotonic() + command.timeout + GUEST_SLACK_SECONDS
         self._offsets = {wire.STDOUT: 0, wire.STDERR: 0}
+        self._uncut = set(self._offsets) if command.output_tail else set()
         self._started = False
         self._ended = False
 
@@ -294,6 +302,28 @@ class _Events:
             raise await self._owner.cause(error, Phase.EXEC) from error
         self._ended = isinstance(event, Exited)
         return event
+
+    async def write(self, data: bytes) -> None:
+        """See `base.Execution`."""
+        for start in range(0, len(data), wire.PIECE):
+            await self._tell(wire.STDIN, data[start : start + wire.PIECE])
+
+    async def end_input(self) -> None:
+        """See `base.Execution`."""
+        await self._tell(wire.STDIN)
+
+    async def signal(self, number: int) -> None:
+        """See `base.Execution`."""
+        await self._tell(wire.SIGNAL, wire.SIGNAL_FIELDS.pack(number))
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """See `base.Execution`."""
+        await self._tell(wire.RESIZE, wire.SIZE_FIELDS.pack(rows, columns))
+
+    async def _tell(self, kind: int, payload: bytes = b"") -> None:
+        if not self._ended:
+            with contextlib.suppress(Broken):
+                await self._channel.send(wire.frame(kind, payload))
 
     async def _frame(self) -> tuple[int, bytes]:
         if self._end_by is None:
@@ -318,10 +348,13 @@ class _Events:
 
     def _output(self, kind: int, payload: bytes) -> Event:
         (offset,) = wire.OFFSET.unpack_from(payload)
-        if offset != self._offsets[kind]:
-            raise wire.Malformed(f"output at offset {offset} where {self._offsets[kind]} is next")
+        expected = self._offsets[kind]
+        if offset > expected and kind in self._uncut:
+            self._uncut.discard(kind)
+        elif offset != expected:
+            raise wire.Malformed(f"output at offset {offset} where {expected} is next")
         data = payload[wire.OFFSET.size :]
-        self._offsets[kind] += len(data)
+        self._offsets[kind] = offset + len(data)
         return Stdout(data, offset) if kind == wire.STDOUT else Stderr(data, offset)
 
     def _exited(self, payload: bytes) -> Event:

@@ -13,14 +13,13 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import quote
 
 import docker.errors
 
 from sandboxd.backends.engine import Engine, EngineRefused, EngineStream
-from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, InvalidRequest, SandboxLost
+from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, InvalidRequest, Phase, SandboxLost
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
 
 STDOUT, STDERR = 1, 2
@@ -55,17 +54,15 @@ class ExecConnection:
         self._sandbox_id = sandbox_id
         self._template = template
 
-    def exec(self, command: Command) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        """Starts the command; see `Connection`. Raises InvalidRequest for what is not UTF-8."""
-        return self._exec(command)
-
     @contextlib.asynccontextmanager
-    async def _exec(self, command: Command) -> AsyncIterator[AsyncIterator[Event]]:
+    async def exec(self, command: Command) -> AsyncIterator[_Run]:
+        """See `Connection`. Raises InvalidRequest for a terminal, and for what is not UTF-8."""
+        if command.terminal is not None:
+            raise InvalidRequest("a terminal needs an image with python3", phase=Phase.EXEC)
         run = _Run(self, command)
         await run.start()
-        events = run.events()
         try:
-            yield events
+            yield run
         finally:
             await run.end()
 
@@ -244,6 +241,8 @@ class _Run:
         self._kill: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._offsets = {STDOUT: 0, STDERR: 0}
+        self._kept_bytes = 0
+        self._tails = {STDOUT: bytearray(), STDERR: bytearray()}
         self._over = False
 
     async def start(self) -> None:
@@ -251,11 +250,30 @@ class _Run:
         self._begin = time.monotonic()
         argv, env, cwd = self._connection.command(self._command, self._mark)
         self._execution = await self._connection.start(argv, env=env, cwd=cwd)
-        self._tasks.append(asyncio.create_task(self._feed()))
+        if not self._command.interactive:
+            self._tasks.append(asyncio.create_task(self._feed()))
         if self._command.timeout is not None:
             self._tasks.append(asyncio.create_task(self._watch(self._command.timeout)))
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def write(self, data: bytes) -> None:
+        """See `base.Execution`."""
+        # The program may have ended, or closed its input.
+        with contextlib.suppress(ConnectionError):
+            await self._execution.feed(data)
+
+    async def end_input(self) -> None:
+        """See `base.Execution`."""
+        with contextlib.suppress(ConnectionError):
+            self._execution.end_input()
+
+    async def signal(self, _number: int) -> None:
+        """The Engine has no way to signal one command."""
+        raise InvalidRequest("signals need an image with python3", phase=Phase.EXEC)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """There is no terminal."""
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
         """`Started`, the output, `Exited`."""
         refusal = b""
         started = False
@@ -270,6 +288,8 @@ class _Run:
                 self._offsets[STDOUT] = -1
             for event in self._cut(kind, piece):
                 yield event
+        for event in self._last():
+            yield event
         code = await self._execution.exit_code()
         if self._kill is not None:
             await self._kill  # The stream may end before the last process that holds none of it.
@@ -283,12 +303,24 @@ class _Run:
             piece, offset = piece[1:], 0
             self._offsets[kind] = 0
         limit = self._command.output_limit
-        seen = sum(max(0, count) for count in self._offsets.values())
-        kept = piece if limit is None else piece[: max(0, limit - seen)]
-        self._offsets[kind] = offset + len(kept)
-        if len(kept) < len(piece):
+        kept = piece if limit is None else piece[: max(0, limit - self._kept_bytes)]
+        self._kept_bytes += len(kept)
+        self._offsets[kind] = offset + len(piece)
+        if self._command.output_tail:
+            tail = self._tails[kind]
+            tail += piece[len(kept) :]
+            del tail[: -self._command.output_tail]
+        elif len(kept) < len(piece):
             self._end_for(ExitReason.OUTPUT_LIMIT_EXCEEDED)
-        return [Stdout(kept, offset) if kind == STDOUT else Stderr(kept, offset)] if kept else []
+        return [_output(kind, kept, offset)] if kept else []
+
+    def _last(self) -> list[Event]:
+        """What was kept of the output past the limit."""
+        return [
+            _output(kind, bytes(tail), self._offsets[kind] - len(tail))
+            for kind, tail in self._tails.items()
+            if tail
+        ]
 
     async def _exited(self, code: int) -> Exited:
         wall = time.monotonic() - self._begin
@@ -326,10 +358,8 @@ class _Run:
         self._end_for(ExitReason.TIMED_OUT)
 
     async def _feed(self) -> None:
-        # The program may end, or close its input, before it has read everything.
-        with contextlib.suppress(ConnectionError):
-            await self._execution.feed(self._command.stdin)
-            self._execution.end_input()
+        await self.write(self._command.stdin)
+        await self.end_input()
 
     async def end(self) -> None:
         """Ends what is left of the command; called once, however the caller left."""
@@ -340,6 +370,10 @@ class _Run:
         self._execution.close()
         if not self._over:
             await self._kill_tree()
+
+
+def _output(kind: int, data: bytes, offset: int) -> Event:
+    return Stdout(data, offset) if kind == STDOUT else Stderr(data, offset)
 
 
 def _text(value: bytes) -> str:

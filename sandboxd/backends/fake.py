@@ -17,9 +17,18 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandboxd.backends.base import Execution
 from sandboxd.backends.host_process import HostProcess
 from sandboxd.clock import Clock, MonotonicClock
-from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, Phase, SandboxLost, StartFailed
+from sandboxd.errors import (
+    BackendUnavailable,
+    FileFailed,
+    FileNotFound,
+    InvalidRequest,
+    Phase,
+    SandboxLost,
+    StartFailed,
+)
 from sandboxd.types import Capabilities, Command, Event, Template
 
 FILE_PIECE_BYTES = 256 * 1024
@@ -134,16 +143,18 @@ class FakeConnection:
         return self._made_home
 
     @contextlib.asynccontextmanager
-    async def exec(self, command: Command) -> AsyncIterator[AsyncIterator[Event]]:
+    async def exec(self, command: Command) -> AsyncIterator[_Checked]:
         self._check()
+        if command.terminal is not None:
+            raise InvalidRequest("the fake backend has no terminals; use another", phase=Phase.EXEC)
         if self._dies():
             self.die("the script says that it dies under this command")
             self._check()
         process = HostProcess(command, self._template.env, self._directory(command.cwd))
         self._processes.add(process)
         try:
-            async with process.running() as events:
-                yield _Checked(events, self._check)
+            async with process.running() as execution:
+                yield _Checked(execution, self._check)
         finally:
             self._processes.discard(process)
 
@@ -205,10 +216,12 @@ class FakeConnection:
 
 
 class _Checked:
-    """Events as long as the sandbox lives."""
+    """An execution whose events come as long as the sandbox lives."""
 
-    def __init__(self, events: AsyncIterator[Event], check: Callable[[], None]) -> None:
-        self._events, self._check = events, check
+    def __init__(self, execution: Execution, check: Callable[[], None]) -> None:
+        self._events, self._check = aiter(execution), check
+        self.write, self.end_input = execution.write, execution.end_input
+        self.signal, self.resize = execution.signal, execution.resize
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

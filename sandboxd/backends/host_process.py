@@ -53,11 +53,64 @@ async def _end_of(pid: int) -> None:
         os.close(fd)
 
 
-class _Events:
-    """What the command's task puts into the queue, until `Exited`; its failure is raised here."""
+async def _writable(fd: int) -> None:
+    """Returns when the pipe takes more, or nobody reads it any more."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(fd)
 
-    def __init__(self, queue: asyncio.Queue[Event], task: asyncio.Task[None]) -> None:
-        self._queue, self._task, self._over = queue, task, False
+
+class _Input:
+    """The writing end of an interactive command's standard input; open from its start to its end."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self.decided = asyncio.Event()
+        """The command has been started, or never will be."""
+
+    async def write(self, data: bytes) -> None:
+        """Waits while the command does not read; what nobody will read is dropped."""
+        await self.decided.wait()
+        view = memoryview(data)
+        while view and self.fd >= 0:
+            try:
+                view = view[os.write(self.fd, view) :]
+            except BlockingIOError:
+                await _writable(self.fd)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
+class _Execution:
+    """Implements `base.Execution`, without terminals: what the command's task puts into the queue, until
+    `Exited`; its failure is raised here.
+    """
+
+    def __init__(self, process: HostProcess, queue: asyncio.Queue[Event], task: asyncio.Task[None]) -> None:
+        self._process, self._queue, self._task, self._over = process, queue, task, False
+
+    async def write(self, data: bytes) -> None:
+        await self._process.input.write(data)
+
+    async def end_input(self) -> None:
+        await self._process.input.decided.wait()
+        self._process.input.close()
+
+    async def signal(self, number: int) -> None:
+        await self._process.input.decided.wait()
+        self._process.signal(number)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """There is no terminal."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -96,18 +149,27 @@ class HostProcess:
         self._output_bytes = 0
         self._ended = False
         self._waits: set[asyncio.Timeout] = set()
+        self._pid = 0
+        self.input = _Input()
+
+    def signal(self, number: int) -> None:
+        """Signals the command's process group while its first process lives."""
+        if self._pid and not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, number)
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[AsyncIterator[Event]]:
+    async def running(self) -> AsyncIterator[_Execution]:
         """Runs the command for as long as the block lasts; the events end with `Exited`."""
         queue: asyncio.Queue[Event] = asyncio.Queue(EVENTS_AHEAD)
         task = asyncio.create_task(self._run(queue))
         try:
-            yield _Events(queue, task)
+            yield _Execution(self, queue, task)
         finally:
             self.kill_tree()
             task.cancel()
             await asyncio.wait([task])
+            self.input.close()
 
     async def _run(self, queue: asyncio.Queue[Event]) -> None:
         begin = time.monotonic()
@@ -121,6 +183,8 @@ class HostProcess:
                 Exited(ExitReason.NOT_STARTED, exit_code=code, detail=f"{name}: {error.strerror}")
             )
             return
+        finally:
+            self.input.decided.set()
         try:
             await queue.put(Started())
             await self._communicate(process, queue)
@@ -131,19 +195,40 @@ class HostProcess:
         await queue.put(self._exited(process.returncode, time.monotonic() - begin, spent))
 
     def _start(self) -> subprocess.Popen[bytes]:
+        process = self._start_with_pipe() if self._command.interactive else self._start_with_file()
+        self._pid = process.pid
+        return process
+
+    def _start_with_pipe(self) -> subprocess.Popen[bytes]:
+        source, target = os.pipe()
+        try:
+            process = self._open(source)
+        except OSError:
+            os.close(target)
+            raise
+        finally:
+            os.close(source)
+        os.set_blocking(target, False)
+        self.input.fd = target
+        return process
+
+    def _start_with_file(self) -> subprocess.Popen[bytes]:
         # A file for standard input: nobody has to feed it while output is read.
         with tempfile.TemporaryFile() as stdin:
             stdin.write(self._command.stdin)
             stdin.seek(0)
-            return subprocess.Popen(
-                self._command.argv,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=self._cwd,
-                env=self._env,
-                start_new_session=True,
-            )
+            return self._open(stdin)
+
+    def _open(self, stdin: int | IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command.argv,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self._cwd,
+            env=self._env,
+            start_new_session=True,
+        )
 
     @staticmethod
     def _kill_first(process: subprocess.Popen[bytes]) -> None:
@@ -173,6 +258,7 @@ class HostProcess:
     ) -> None:
         offset = 0
         limit = self._command.output_limit
+        tail = bytearray()
         late = LATE_BYTES
         while late > 0 and (data := await self._piece(stream)):
             late -= len(data) if self._ended else 0
@@ -180,10 +266,15 @@ class HostProcess:
             self._output_bytes += len(data)
             if kept:
                 await queue.put(kind(kept, offset))
-                offset += len(kept)
-            if len(kept) < len(data) and self._killed_for is None:
+            offset += len(data)
+            if self._command.output_tail:
+                tail += data[len(kept) :]
+                del tail[: -self._command.output_tail]
+            elif len(kept) < len(data) and self._killed_for is None:
                 self._killed_for = ExitReason.OUTPUT_LIMIT_EXCEEDED
                 self.kill_tree()
+        if tail:
+            await queue.put(kind(bytes(tail), offset - len(tail)))
 
     async def _piece(self, stream: asyncio.StreamReader) -> bytes:
         """The next output, or nothing when it has ended or none comes within the grace after the end."""

@@ -23,7 +23,72 @@ KILL_PAUSE_SECONDS = 0.002
 KILL_PATIENCE_SECONDS = 5.0
 # Standard input that waits for its command; past it the daemon waits.
 STDIN_AHEAD = 256 << 10
+# What a terminal's user types to end the input.
+END_OF_FILE = b"\x04"
 DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+
+
+class Ends:
+    """What connects a command: its three descriptors, by pipes or a terminal, and this side's ends of them.
+
+    `actions` give the child its descriptors; `theirs` are closed once it has them. `stdin` is -1 where
+    nothing is to be written; `outputs` are read. Raises OSError, with nothing left open.
+    """
+
+    def __init__(self, request: wire.ExecRequest, null: int) -> None:
+        self.actions: list[tuple[int, ...] | tuple[int, int, bytes, int, int]] = []
+        self.theirs: list[int] = []
+        self.outputs: list[tuple[int, int]] = []
+        self.stdin = -1
+        self.terminal = -1
+        try:
+            if request.terminal[0]:
+                self._open_terminal(request)
+            else:
+                self._open_pipes(request.has_stdin, null)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_pipes(self, has_stdin: bool, null: int) -> None:
+        source = null
+        if has_stdin:
+            source, self.stdin = os.pipe()
+            self.theirs.append(source)
+        self.actions.append((os.POSIX_SPAWN_DUP2, source, 0))
+        for number, kind in ((1, wire.STDOUT), (2, wire.STDERR)):
+            mine, theirs = os.pipe()
+            self.outputs.append((kind, mine))
+            self.theirs.append(theirs)
+            self.actions.append((os.POSIX_SPAWN_DUP2, theirs, number))
+
+    def _open_terminal(self, request: wire.ExecRequest) -> None:
+        self.terminal, slave = os.openpty()
+        self.theirs.append(slave)
+        self.outputs.append((wire.STDOUT, self.terminal))
+        resize(self.terminal, *request.terminal)
+        # Its own number, for input and output are watched apart.
+        self.stdin = os.dup(self.terminal)
+        # Opened anew, not handed down: opening it is what makes it the new session's terminal.
+        self.actions.append((os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave).encode(), os.O_RDWR, 0))
+        self.actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+
+    def spawned(self) -> None:
+        """The child has its ends."""
+        for fd in self.theirs:
+            os.close(fd)
+        self.theirs.clear()
+
+    def close(self) -> None:
+        """There is no child."""
+        self.spawned()
+        for fd in (self.stdin, *(fd for _, fd in self.outputs)):
+            if fd >= 0:
+                os.close(fd)
+
+
+def resize(terminal: int, rows: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 class Spawner:
@@ -34,31 +99,31 @@ class Spawner:
         self._oom_score_fd = oom_score_fd
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
-    def spawn(self, request: wire.ExecRequest, fds: tuple[int, int, int]) -> tuple[int, int]:
-        """Returns the child's pid and tag; `fds[0]` of -1 is an empty input. Raises OSError."""
+    def connect(self, request: wire.ExecRequest) -> Ends:
+        """Pipes or a terminal for a command. Raises OSError."""
+        return Ends(request, self._null)
+
+    def spawn(self, request: wire.ExecRequest, ends: Ends) -> tuple[int, int]:
+        """Returns the child's pid and tag. Raises OSError."""
         env = dict(request.env)
-        stdin = self._null if fds[0] < 0 else fds[0]
-        actions = [(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate((stdin, *fds[1:]))]
         self._oom_score(b"500")
         tag = self._tagger.take()
         try:
             os.chdir(request.cwd)
-            pid = self._posix_spawn(request.argv, env, actions)
+            pid = self._posix_spawn(request.argv, env, ends)
         finally:
             os.chdir("/")
             self._tagger.drop()
             self._oom_score(b"0")
         return pid, tag
 
-    def _posix_spawn(
-        self, argv: list[bytes], env: dict[bytes, bytes], actions: list[tuple[int, int, int]]
-    ) -> int:
+    def _posix_spawn(self, argv: list[bytes], env: dict[bytes, bytes], ends: Ends) -> int:
         path = search(argv[0], env.get(b"PATH", b"/usr/local/bin:/usr/bin:/bin"))
         return os.posix_spawn(
             path,
             argv,
             env,
-            file_actions=actions,
+            file_actions=ends.actions,
             setsid=True,
             setsigmask=[],
             setsigdef=DEFAULT_SIGNALS,
@@ -84,12 +149,15 @@ def search(name: bytes, path: bytes) -> bytes:
 class Stream:
     """One of a command's two outputs, as far as it was read."""
 
-    __slots__ = ("fd", "kind", "last_bytes", "offset")
+    __slots__ = ("fd", "kind", "last_bytes", "offset", "tail")
 
     def __init__(self, kind: int, fd: int) -> None:
         self.kind = kind
         self.fd = fd
+        # Of what was read, dropped or not.
         self.offset = 0
+        # The last of what was read past the limit.
+        self.tail = bytearray()
         # After the grace: how much more is read of what a background child keeps open.
         self.last_bytes: int | None = None
 
@@ -106,27 +174,24 @@ class CommandTable:
     def begin(self, peer: Peer, payload: bytes) -> Operation:
         """Starts a command, or says on `peer` why it was not. Raises wire.Malformed."""
         request = wire.ExecRequest.unpack(payload)
-        pipes: list[int] = []
         try:
-            for _ in range(3 if request.has_stdin else 2):
-                pipes.extend(os.pipe())
-            stdin = pipes[4:] or [-1, -1]
-            pid, tag = self.spawner.spawn(request, (stdin[0], pipes[1], pipes[3]))
+            ends = self.spawner.connect(request)
         except OSError as error:
-            for fd in pipes:
-                os.close(fd)
+            peer.send(_not_started(request, error))
+            return Operation()
+        try:
+            pid, tag = self.spawner.spawn(request, ends)
+        except OSError as error:
+            ends.close()
             peer.send(_not_started(request, error))
             return Operation()
         except ValueError as error:
-            for fd in pipes:
-                os.close(fd)
+            ends.close()
             raise wire.Malformed(str(error)) from error
-        for fd in (pipes[1], pipes[3], stdin[0]):
-            if fd >= 0:
-                os.close(fd)
+        ends.spawned()
         running = Running(self, peer, request, pid, tag)
         self._running[pid] = running
-        running.connect(stdin[1], pipes[0], pipes[2])
+        running.connect(ends)
         return running
 
     def reap(self) -> None:
@@ -169,8 +234,10 @@ class Running(Operation):
         self._pid = pid
         self._tag = tag
         self._limit_left = request.output_limit
+        self._tail_bytes = request.output_tail
         self._streams: list[Stream] = []
         self._stdin = -1
+        self._terminal = -1
         self._input = bytearray()
         self._input_ended = not request.has_stdin
         self._status: int | None = None
@@ -187,25 +254,50 @@ class Running(Operation):
         if request.timeout >= 0:
             self._timers.append(self._loop.after(request.timeout, lambda: self.kill("TIMED_OUT")))
 
-    def connect(self, stdin: int, stdout: int, stderr: int) -> None:
-        """Tells the daemon that the command runs, and watches its pipes."""
+    def connect(self, ends: Ends) -> None:
+        """Tells the daemon that the command runs, and watches its ends."""
         self._peer.send(wire.frame(wire.STARTED, struct.pack("!I", self._pid)))
-        self._streams = [Stream(wire.STDOUT, stdout), Stream(wire.STDERR, stderr)]
+        self._streams = [Stream(kind, fd) for kind, fd in ends.outputs]
         for stream in self._streams:
             os.set_blocking(stream.fd, False)
         self._watch_streams()
-        self._stdin = stdin
-        if stdin >= 0:
-            os.set_blocking(stdin, False)
+        self._stdin = ends.stdin
+        self._terminal = ends.terminal
+        if self._stdin >= 0:
+            os.set_blocking(self._stdin, False)
+        if self._terminal >= 0 and self._input_ended:
+            self._input += END_OF_FILE
+            self._feed(OUT)
 
     # -- what the daemon sends
 
     def received(self, kind: int, payload: bytes) -> None:
-        if kind != wire.STDIN:
-            raise wire.Malformed("nothing but standard input may follow an exec request")
-        self._input_ended = self._input_ended or not payload
-        self._input += payload
-        self._feed(OUT)
+        if kind == wire.STDIN:
+            if not payload and not self._input_ended and self._terminal >= 0:
+                self._input += END_OF_FILE
+            self._input_ended = self._input_ended or not payload
+            self._input += payload
+            self._feed(OUT)
+        elif kind == wire.SIGNAL and len(payload) == wire.SIGNAL_FIELDS.size:
+            self._signal(*wire.SIGNAL_FIELDS.unpack(payload))
+        elif kind == wire.RESIZE and len(payload) == wire.SIZE_FIELDS.size:
+            if self._terminal >= 0:
+                resize(self._terminal, *wire.SIZE_FIELDS.unpack(payload))
+        else:
+            raise wire.Malformed(f"frame {kind} may not follow an exec request")
+
+    def _signal(self, number: int) -> None:
+        """To the group in the terminal's foreground, or the command's own; none once it was reaped."""
+        if self._status is not None:
+            return
+        try:
+            foreground = os.tcgetpgrp(self._terminal) if self._terminal >= 0 else 0
+            # 0 would be this process's own group.
+            os.killpg(foreground or self._pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+        except OSError as error:
+            raise wire.Malformed(str(error)) from error
 
     def _feed(self, _mask: int) -> None:
         """Writes what the command takes; an input that nobody reads is thrown away."""
@@ -271,11 +363,14 @@ class Running(Operation):
             data = os.read(stream.fd, size) if size else b""
         except BlockingIOError:
             return
+        except OSError:  # A terminal that nobody has open any more.
+            data = b""
         if stream.last_bytes is not None:
             stream.last_bytes -= len(data)
         if data:
             self._emit(stream, data)
         if not data or stream.last_bytes == 0:
+            self._send_tail(stream)
             self._close_stream(stream)
         if self._peer.congested:
             self._watch_streams()
@@ -286,13 +381,27 @@ class Running(Operation):
         kept = data if limit < 0 else data[:limit]
         if kept:
             self._peer.send(wire.frame(stream.kind, wire.OFFSET.pack(stream.offset), kept))
-            stream.offset += len(kept)
+        stream.offset += len(data)
         if limit >= 0:
             self._limit_left = limit - len(kept)
-        if len(kept) < len(data):
+        if len(kept) == len(data):
+            return
+        if self._tail_bytes:
+            stream.tail += memoryview(data)[len(kept) :]
+            del stream.tail[: -self._tail_bytes]
+        else:
             # The kill before the close, or the command would die of SIGPIPE first.
             self.kill("OUTPUT_LIMIT_EXCEEDED")
             self._discard_output()
+
+    def _send_tail(self, stream: Stream) -> None:
+        """What was kept of the output past the limit, now that no more comes."""
+        while stream.tail:
+            piece = bytes(stream.tail[: wire.PIECE])
+            self._peer.send(
+                wire.frame(stream.kind, wire.OFFSET.pack(stream.offset - len(stream.tail)), piece)
+            )
+            del stream.tail[: len(piece)]
 
     def _close_stream(self, stream: Stream) -> None:
         if stream not in self._streams:
@@ -300,6 +409,8 @@ class Running(Operation):
         self._loop.unwatch(stream.fd)
         os.close(stream.fd)
         self._streams.remove(stream)
+        if stream.fd == self._terminal:
+            self._terminal = -1
 
     def _discard_output(self) -> None:
         for stream in list(self._streams):
@@ -326,6 +437,7 @@ class Running(Operation):
             waiting = fcntl.ioctl(stream.fd, termios.FIONREAD, b"\0\0\0\0")
             (stream.last_bytes,) = struct.unpack("i", waiting)
             if not stream.last_bytes:
+                self._send_tail(stream)
                 self._close_stream(stream)
         self._finish_if_done()
 

@@ -15,7 +15,7 @@ class Operation:
 
     def received(self, kind: int, payload: bytes) -> None:
         """Takes one more frame. Raises wire.Malformed."""
-        if kind not in (wire.DATA, wire.STDIN):
+        if kind not in (wire.DATA, wire.STDIN, wire.SIGNAL, wire.RESIZE):
             raise wire.Malformed("a second operation on one connection")
 
     def drained(self) -> None:

@@ -11,14 +11,17 @@ from collections.abc import Iterable
 
 HEADER = struct.Struct("!BI")
 OFFSET = struct.Struct("!Q")
-EXEC_FIELDS = struct.Struct("!dqBII")
+EXEC_FIELDS = struct.Struct("!dqIBHHII")
 EXITED_FIELDS = struct.Struct("!Biidd")
 WRITE_FIELDS = struct.Struct("!I")
 READ_FIELDS = struct.Struct("!Qq")
 ERROR_FIELDS = struct.Struct("!I")
+SIGNAL_FIELDS = struct.Struct("!I")
+# Rows and columns.
+SIZE_FIELDS = struct.Struct("!HH")
 
 # What the daemon sends.
-EXEC, STDIN, WRITE, READ, PING, WATCH = b"EIWRPV"
+EXEC, STDIN, WRITE, READ, PING, WATCH, SIGNAL, RESIZE = b"EIWRPVKG"
 # What both send: a piece of a file; an empty one ends it.
 DATA = ord("D")
 # What the guest sends.
@@ -87,7 +90,7 @@ def unpack_strings(data: bytes, start: int, count: int) -> list[bytes]:
 class ExecRequest:
     """One command as the guest sees it: everything is said, nothing is inherited."""
 
-    __slots__ = ("argv", "cwd", "env", "has_stdin", "output_limit", "timeout")
+    __slots__ = ("argv", "cwd", "env", "has_stdin", "output_limit", "output_tail", "terminal", "timeout")
 
     def __init__(self, argv: list[bytes], cwd: bytes, env: list[tuple[bytes, bytes]]) -> None:
         self.argv = argv
@@ -95,12 +98,22 @@ class ExecRequest:
         self.env = env
         self.timeout = -1.0
         self.output_limit = -1
+        # Of each stream, instead of the end of the command at the limit.
+        self.output_tail = 0
         self.has_stdin = False
+        # Rows and columns; no rows are no terminal.
+        self.terminal = (0, 0)
 
     def pack(self) -> bytes:
         """The payload of an EXEC frame."""
         fields = EXEC_FIELDS.pack(
-            self.timeout, self.output_limit, self.has_stdin, len(self.argv), len(self.env)
+            self.timeout,
+            self.output_limit,
+            self.output_tail,
+            self.has_stdin,
+            *self.terminal,
+            len(self.argv),
+            len(self.env),
         )
         pairs = [string for pair in self.env for string in pair]
         return fields + pack_strings([self.cwd, *self.argv, *pairs])
@@ -109,13 +122,15 @@ class ExecRequest:
     def unpack(cls, payload: bytes) -> ExecRequest:
         """Raises Malformed."""
         try:
-            timeout, output_limit, has_stdin, argc, envc = EXEC_FIELDS.unpack_from(payload)
+            fields = EXEC_FIELDS.unpack_from(payload)
         except struct.error as error:
             raise Malformed("an exec request is too short") from error
+        timeout, output_limit, output_tail, has_stdin, rows, columns, argc, envc = fields
         strings = unpack_strings(payload, EXEC_FIELDS.size, 1 + argc + 2 * envc)
         if not argc:
             raise Malformed("an exec request without argv")
         env = [(strings[n], strings[n + 1]) for n in range(1 + argc, len(strings), 2)]
         request = cls(strings[1 : 1 + argc], strings[0], env)
         request.timeout, request.output_limit, request.has_stdin = timeout, output_limit, bool(has_stdin)
+        request.output_tail, request.terminal = output_tail, (rows, columns)
         return request

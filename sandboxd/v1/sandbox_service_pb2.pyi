@@ -118,7 +118,7 @@ class EnvironmentVariable(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class ExecCommandRequest(_message.Message):
-    __slots__ = ("name", "argv", "cwd", "env", "stdin", "timeout", "output_limit_bytes")
+    __slots__ = ("name", "argv", "cwd", "env", "stdin", "timeout", "output_limit_bytes", "terminal", "output_tail_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGV_FIELD_NUMBER: _ClassVar[int]
     CWD_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,8 @@ class ExecCommandRequest(_message.Message):
     STDIN_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TERMINAL_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TAIL_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     argv: _containers.RepeatedScalarFieldContainer[bytes]
     cwd: bytes
@@ -133,7 +135,31 @@ class ExecCommandRequest(_message.Message):
     stdin: bytes
     timeout: _duration_pb2.Duration
     output_limit_bytes: int
-    def __init__(self, name: _Optional[str] = ..., argv: _Optional[_Iterable[bytes]] = ..., cwd: _Optional[bytes] = ..., env: _Optional[_Iterable[_Union[EnvironmentVariable, _Mapping]]] = ..., stdin: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ...) -> None: ...
+    terminal: TerminalSize
+    output_tail_bytes: int
+    def __init__(self, name: _Optional[str] = ..., argv: _Optional[_Iterable[bytes]] = ..., cwd: _Optional[bytes] = ..., env: _Optional[_Iterable[_Union[EnvironmentVariable, _Mapping]]] = ..., stdin: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ..., terminal: _Optional[_Union[TerminalSize, _Mapping]] = ..., output_tail_bytes: _Optional[int] = ...) -> None: ...
+
+class TerminalSize(_message.Message):
+    __slots__ = ("rows", "columns")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    columns: int
+    def __init__(self, rows: _Optional[int] = ..., columns: _Optional[int] = ...) -> None: ...
+
+class InteractCommandRequest(_message.Message):
+    __slots__ = ("start", "stdin", "stdin_end", "signal", "resize")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STDIN_FIELD_NUMBER: _ClassVar[int]
+    STDIN_END_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_FIELD_NUMBER: _ClassVar[int]
+    start: ExecCommandRequest
+    stdin: bytes
+    stdin_end: _empty_pb2.Empty
+    signal: int
+    resize: TerminalSize
+    def __init__(self, start: _Optional[_Union[ExecCommandRequest, _Mapping]] = ..., stdin: _Optional[bytes] = ..., stdin_end: _Optional[_Union[_empty_pb2.Empty, _Mapping]] = ..., signal: _Optional[int] = ..., resize: _Optional[_Union[TerminalSize, _Mapping]] = ...) -> None: ...
 
 class ExecCommandResponse(_message.Message):
     __slots__ = ("started", "stdout", "stderr", "exited")

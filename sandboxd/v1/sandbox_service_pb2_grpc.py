@@ -69,6 +69,11 @@ class SandboxServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
                 _registered_method=True)
+        self.InteractCommand = channel.stream_stream(
+                '/sandboxd.v1.SandboxService/InteractCommand',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InteractCommandRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
+                _registered_method=True)
         self.WriteFile = channel.stream_unary(
                 '/sandboxd.v1.SandboxService/WriteFile',
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WriteFileRequest.SerializeToString,
@@ -133,6 +138,15 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InteractCommand(self, request_iterator, context):
+        """As ExecCommand, for a command that its caller talks to while it runs. The first message starts it; the
+        rest are its input, signals to it and the size of its terminal, in order. What comes after its end is
+        dropped. The end of the messages is the end of its input.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WriteFile(self, request_iterator, context):
         """Replaces one file atomically. The first message names it; the rest carry its data.
         """
@@ -178,6 +192,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
             'ExecCommand': grpc.unary_stream_rpc_method_handler(
                     servicer.ExecCommand,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.SerializeToString,
+            ),
+            'InteractCommand': grpc.stream_stream_rpc_method_handler(
+                    servicer.InteractCommand,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InteractCommandRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.SerializeToString,
             ),
             'WriteFile': grpc.stream_unary_rpc_method_handler(
@@ -356,6 +375,33 @@ class SandboxService:
             target,
             '/sandboxd.v1.SandboxService/ExecCommand',
             sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InteractCommand(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/sandboxd.v1.SandboxService/InteractCommand',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.InteractCommandRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
             options,
             channel_credentials,

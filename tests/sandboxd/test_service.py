@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from sandboxd import Box, Client, ExitReason, errors
+from sandboxd import Box, Client, Cut, ExitReason, errors
 from sandboxd.types import Exited, Started, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
@@ -52,6 +52,14 @@ async def test_a_command_that_fails_is_data(daemon: OpenDaemon) -> None:
         assert "no-such-program" in missing.detail
         much = await box.exec(["sh", "-c", "yes"], output_limit=1000)
         assert (much.reason, len(much.stdout)) == (ExitReason.OUTPUT_LIMIT_EXCEEDED, 1000)
+        assert much.stdout_cut is None
+        cut = await box.exec(["sh", "-c", "yes | head -n 5000; echo end"], output_limit=100, output_tail=10)
+        assert (cut.stdout, cut.exit_code) == (b"y\n" * 50 + b"y\ny\ny\nend\n", 0)
+        assert (cut.stdout_cut, cut.stderr_cut) == (Cut(at=100, dropped=10004 - 110), None)
+        with pytest.raises(errors.InvalidRequest, match="output_tail_bytes"):
+            await box.exec(["true"], output_limit=1, output_tail=2 << 20)
+        with pytest.raises(errors.InvalidRequest, match="output_limit_bytes"):
+            await box.exec(["true"], output_tail=10)
 
 
 async def test_files_travel_whole(daemon: OpenDaemon) -> None:
