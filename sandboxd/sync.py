@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
 from sandboxd.client import Box, Client
 from sandboxd.replies import ExecResult
+from sandboxd.sessions import Session, SessionResult
 from sandboxd.types import PoolStats
 
 Result = TypeVar("Result")
@@ -64,6 +66,17 @@ class SyncClient:
         """Counts and totals of one pool. Raises PoolNotFound."""
         return self.run(self._client.get_pool(pool))
 
+    @contextlib.contextmanager
+    def within(self, block: AbstractAsyncContextManager[Result]) -> Iterator[Result]:
+        """Enters a block of the asynchronous client for the length of this one."""
+        entered = self.run(block.__aenter__())
+        try:
+            yield entered
+        except BaseException as error:
+            self.run(block.__aexit__(type(error), error, error.__traceback__))
+            raise
+        self.run(block.__aexit__(None, None, None))
+
     def run(self, call: Coroutine[Any, Any, Result]) -> Result:
         """Runs one call of the asynchronous client to its end."""
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
@@ -80,6 +93,18 @@ class SyncBox:
         """Runs a command to its end and returns all it printed."""
         return self._client.run(self._box.exec(argv, **options))
 
+    @contextlib.contextmanager
+    def shell(self, **options: Any) -> Iterator[SyncSession]:
+        """A bash that stays, for the block."""
+        with self._client.within(self._box.shell(**options)) as session:
+            yield SyncSession(self._client, session)
+
+    @contextlib.contextmanager
+    def python(self, **options: Any) -> Iterator[SyncSession]:
+        """A Python that stays, for the block."""
+        with self._client.within(self._box.python(**options)) as session:
+            yield SyncSession(self._client, session)
+
     def write_file(self, path: str, data: bytes, **options: Any) -> int:
         """Replaces a file atomically; returns its size."""
         return self._client.run(self._box.write_file(path, data, **options))
@@ -87,6 +112,17 @@ class SyncBox:
     def read_file(self, path: str, **options: Any) -> bytes:
         """Reads a file."""
         return self._client.run(self._box.read_file(path, **options))
+
+
+class SyncSession:
+    """An interpreter that stays; see `Session`."""
+
+    def __init__(self, client: SyncClient, session: Session) -> None:
+        self._client, self._session = client, session
+
+    def run(self, code: str | bytes, *, timeout: float | None = None) -> SessionResult:
+        """Runs a piece of code in it."""
+        return self._client.run(self._session.run(code, timeout=timeout))
 
 
 async def _wait_for(future: asyncio.Future[Result]) -> Result:

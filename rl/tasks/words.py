@@ -20,8 +20,8 @@ class Words(Numeric):
         "one step: gains and losses",
         "one step: gains, losses, packs, shares",
         "two steps: gains",
+        "two steps: packs or gains, then gains or losses, expression given",
         "two steps: gains and losses",
-        "two steps: packs, then gains or losses, equation named",
         "two steps: packs, then gains or losses",
         "two steps: all kinds",
         "three steps",
@@ -33,8 +33,8 @@ class Words(Numeric):
             (story.gain, story.loss),
             (story.gain, story.loss, story.packs, story.share),
             (story.gain_gain,),
+            (story.gain_loss_given, story.packs_gain_given, story.packs_loss_given),
             (story.gain_gain, story.gain_loss, story.loss_loss),
-            (story.packs_gain_named, story.packs_loss_named),
             (story.packs_gain, story.packs_loss),
             (story.gain_gain, story.gain_loss, story.packs_gain, story.packs_loss, story.more_together),
             (story.packs_gain_loss, story.packs_packs),
@@ -99,13 +99,20 @@ class Story:
         middle = f"buys {self.count} boxes of {self.each} {self.item} and gives away {lost}."
         return self.tell(middle, self.count * self.each - lost)
 
-    def packs_gain_named(self) -> Problem:
-        problem = self.packs_gain()
-        return Problem(f"{problem.question} Multiply two numbers, then add the third.", problem.answer)
+    def gain_loss_given(self) -> Problem:
+        return self.given(self.gain_loss(), f"{self.a} + {self.b} - {self.c}")
 
-    def packs_loss_named(self) -> Problem:
+    def packs_gain_given(self) -> Problem:
+        return self.given(self.packs_gain(), f"{self.count} * {self.each} + {self.b}")
+
+    def packs_loss_given(self) -> Problem:
         problem = self.packs_loss()
-        return Problem(f"{problem.question} Multiply two numbers, then subtract the third.", problem.answer)
+        product = self.count * self.each
+        return self.given(problem, f"{self.count} * {self.each} - {product - int(problem.answer)}")
+
+    def given(self, problem: Problem, expression: str) -> Problem:
+        """The problem with the expression that solves it."""
+        return Problem(f"{problem.question} Compute {expression}.", problem.answer)
 
     def more_together(self) -> Problem:
         text = f"{self.who} has {self.a} {self.item}. {self.other} has {self.b} more than {self.who}."

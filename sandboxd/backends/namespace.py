@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sandboxd.backends.connection import GuestConnection, dial
+from sandboxd.backends.channel import dial
+from sandboxd.backends.connection import GuestConnection
 from sandboxd.errors import BackendUnavailable, Phase, SandboxLost, StartFailed
 from sandboxd.types import Capabilities, Network, Template
 

@@ -9,10 +9,11 @@ import signal
 import socket
 
 from sandboxd.guest import wire
-from sandboxd.guest.commands import CommandTable, Spawner
+from sandboxd.guest.commands import CommandTable
 from sandboxd.guest.files import Reader, Writer, failure
 from sandboxd.guest.loop import IN, Loop
 from sandboxd.guest.peer import Operation, Peer
+from sandboxd.guest.spawner import Spawner
 
 BACKLOG = 512
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38

@@ -86,11 +86,15 @@ def test_no_constant_answer_solves_letter_counts() -> None:
     assert max(answers.count(answer) for answer in set(answers)) < 0.45 * len(answers)
 
 
+EXPRESSION_GIVEN = 3
+
+
 @pytest.mark.parametrize("level", [0, 1, *range(3, len(Words.levels))])
 def test_word_problems_do_not_pay_for_adding_whatever_the_story(level: int) -> None:
     """But for the one step that introduces a third number."""
     problems = [Words().make(level, random.Random(seed)) for seed in range(40)]
-    sums = [sum(map(int, re.findall(r"\d+", problem.question))) for problem in problems]
+    stories = [problem.question.partition(" Compute ")[0] for problem in problems]
+    sums = [sum(map(int, re.findall(r"\d+", story))) for story in stories]
     added = sum(int(problem.answer) == total for problem, total in zip(problems, sums, strict=True))
     assert added < 0.75 * len(problems)
 
@@ -99,7 +103,15 @@ def test_word_problems_do_not_pay_for_adding_whatever_the_story(level: int) -> N
 def test_word_problems_have_whole_positive_answers(level: int, seed: int) -> None:
     problem = Words().make(level, random.Random(seed))
     assert int(problem.answer) > 0
-    assert len(re.findall(r"\d+", problem.question)) == (2, 2, 3, 3, 3, 3)[min(level, 5)] or level >= 6
+    story, _, expression = problem.question.partition(" Compute ")
+    assert len(re.findall(r"\d+", story)) == (2, 2, 3, 3, 3, 3)[min(level, 5)] or level >= 6
+    assert bool(expression) == (level == EXPRESSION_GIVEN)
+    if expression:
+        parts = re.fullmatch(r"(\d+) (.) (\d+) (.) (\d+)\.", expression)
+        assert parts is not None
+        first, operator, second, last, third = parts.groups()
+        start = int(first) * int(second) if operator == "*" else int(first) + int(second)
+        assert int(problem.answer) == start + int(f"{last}{third}")
 
 
 @given(st.integers(0, len(Lists.levels) - 1), st.integers())

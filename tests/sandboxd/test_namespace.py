@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -15,10 +16,10 @@ import pytest
 
 import sandboxd
 from sandboxd.backends.namespace import BOOTSTRAP, NamespaceBackend, NamespaceOptions
-from sandboxd.errors import BackendUnavailable, SandboxLost, StartFailed
+from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, SandboxLost, StartFailed
 from sandboxd.types import Command, ExitReason, Limits, Network, Template
 
-from .test_backend_contract import execute, pieces, shell
+from .test_backend_contract import execute, pieces, read, shell
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t")
@@ -97,6 +98,13 @@ async def test_nothing_of_the_host_is_inside(backend: NamespaceBackend, tmp_path
     assert "No such file" in await text(backend, "ls /etc/shadow")
 
 
+PTRACE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace(16, 1, 0, 0) and print(os.strerror(ctypes.get_errno()))
+"""
+
+
 @pytest.mark.parametrize(
     ("attempt", "refusal"),
     [
@@ -118,12 +126,50 @@ async def test_nothing_of_the_host_is_inside(backend: NamespaceBackend, tmp_path
         ("dmesg", "Operation not permitted"),
         ("chown root /workspace", "Operation not permitted"),
         ("ls /sys/fs/cgroup", "No such file"),
+        ("python3 -c 'import socket; socket.socket(2, 3, 1)'", "Operation not permitted"),
+        (f'python3 -c "{PTRACE}" && false', "Operation not permitted"),
+        ("ln /usr/bin/env /workspace/mine", "Invalid cross-device link"),
+        ("echo 1000 > /proc/1/oom_score_adj", "Read-only file system"),
+        ("echo 0 0 1 > /proc/self/uid_map", "Read-only file system"),
+        ("mount -o remount,rw /usr", "must be superuser"),
     ],
 )
 async def test_attempts_to_leave_are_refused(backend: NamespaceBackend, attempt: str, refusal: str) -> None:
     answer = await text(backend, f"{attempt} && echo DONE")
     assert refusal in answer
     assert "DONE" not in answer
+
+
+async def test_the_hosts_sockets_and_processes_are_out_of_reach(backend: NamespaceBackend) -> None:
+    """A socket without a path belongs to a network, a process to a pid namespace: to none that is inside."""
+    name = f"sandboxd-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        connect = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
+        assert "Connection refused" in await text(backend, f'python3 -c "{connect}"')
+        hosted = replace(TEMPLATE, network=Network.HOST)
+        assert await text(backend, f'python3 -c "{connect}"', hosted) == "", "the guard is the network"
+    assert "No such process" in await text(backend, f"kill -0 {os.getpid()}")
+    assert await text(backend, "kill -9 -1; echo alive") == "alive"
+
+
+async def test_paths_lead_nowhere_but_inside(backend: NamespaceBackend, tmp_path: Path) -> None:
+    """Links and dots that the sandbox made are followed by its own guest, in its own root."""
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    connection = await backend.create("paths", TEMPLATE)
+    await shell(connection, f"ln -s {secret} link; ln -s /etc/passwd inside; ln -s / root; mkfifo pipe")
+    for path in (b"link", b"../../../../../.." + os.fsencode(secret), b"root" + os.fsencode(secret)):
+        with pytest.raises(FileNotFound):
+            await read(connection, path)
+    assert b"sandbox:x:1000" in await read(connection, b"inside")
+    with pytest.raises(FileFailed, match="not a regular file"):
+        await read(connection, b"pipe")
+    with pytest.raises(FileFailed, match="Permission denied"):
+        await connection.write_file(b"root/etc/passwd", pieces(b"mine"), 0o644)
+    assert await connection.write_file(b"link", pieces(b"mine"), 0o644) == 4
+    assert secret.read_text() == "x"
 
 
 SYSTEM_CALLS = """

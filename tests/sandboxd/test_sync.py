@@ -25,6 +25,13 @@ def use(address: str) -> None:
             assert box.exec(["echo", "hi"]).stdout == b"hi\n"
             assert box.write_file("a", b"data") == 4
             assert box.read_file("a") == b"data"
+            with box.shell() as shell:
+                assert shell.run("word=kept").ok
+                assert shell.run("sleep 100", timeout=0.2).timed_out
+                assert shell.run("echo $word").stdout == b"kept\n"
+            with box.python() as python, pytest.raises(ZeroDivisionError):
+                assert python.run("6 * 7").stdout == b"42\n"
+                raise ZeroDivisionError
         assert client.get_pool("python").released_total == 1
         with pytest.raises(errors.PoolNotFound), client.acquire("none"):
             pass
