@@ -27,6 +27,7 @@ class Interaction:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._reading: asyncio.Task[Any] | None = None
+        self._writing: asyncio.Task[Any] | None = None
         self._telling = asyncio.Lock()
         self._over = False
 
@@ -75,15 +76,17 @@ class Interaction:
 
     async def _tell(self, request: pb.InteractCommandRequest) -> None:
         async with self._telling:
+            self._writing = asyncio.create_task(_awaited(self._call.write(request)))
             with contextlib.suppress(asyncio.InvalidStateError, SandboxdError), translated():
-                await asyncio.shield(asyncio.create_task(_awaited(self._call.write(request))))
+                await asyncio.shield(self._writing)
 
     async def close(self) -> None:
         """Ends the call, and with it the command if it still runs. Idempotent."""
         self._call.cancel()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        left = [task for task in (self._reading, self._writing) if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 async def _awaited(waiting: Awaitable[Any]) -> Any:

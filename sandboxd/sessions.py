@@ -17,9 +17,12 @@ from pathlib import Path
 
 from sandboxd.errors import InvalidRequest
 from sandboxd.interaction import Interaction
+from sandboxd.replies import Cut
 from sandboxd.types import Exited, ExitReason, Stderr, Stdout
 
 MARK = b"\x1e"
+# Of each output of a piece of code so much is kept, half at its beginning and half at its end.
+KEPT_BYTES = 4 << 20
 # How long interrupted code may take to end before its processes are killed, and after that the interpreter.
 INTERRUPT_SECONDS = 2.0
 
@@ -29,8 +32,8 @@ class SessionResult:
     """What became of one piece of code. `wall` is in seconds.
 
     `exit_code` is the last command's (shell), or 1 after an exception (Python); None when the code ran out
-    of time. `alive` is False when the interpreter has ended: by itself, or because it could not be
-    interrupted.
+    of time. `stdout_cut` and `stderr_cut` say where more than was kept is missing. `alive` is False when
+    the interpreter has ended: by itself, or because it could not be interrupted.
     """
 
     exit_code: int | None
@@ -39,6 +42,8 @@ class SessionResult:
     wall: float
     timed_out: bool = False
     alive: bool = True
+    stdout_cut: Cut | None = None
+    stderr_cut: Cut | None = None
 
     @property
     def ok(self) -> bool:
@@ -108,6 +113,49 @@ done
 """
 
 
+class _Kept:
+    """What a piece of code printed on one output: all of it, or its beginning and its end."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._dropped = 0
+        self._searched = 0
+
+    @property
+    def cut(self) -> Cut | None:
+        return Cut(KEPT_BYTES // 2, self._dropped) if self._dropped else None
+
+    def add(self, piece: bytes) -> None:
+        self.data += piece
+        excess = len(self.data) - KEPT_BYTES
+        if excess > 0:
+            middle = KEPT_BYTES // 2
+            del self.data[middle : middle + excess]
+            self._dropped += excess
+            self._searched = max(0, self._searched - excess)
+
+    def find(self, mark: bytes) -> int:
+        """Where `mark` begins, or -1; what was searched before is not searched again."""
+        at = self.data.find(mark, self._searched)
+        if at < 0:
+            self._searched = max(0, len(self.data) - len(mark) + 1)
+        return at
+
+    def rewind(self) -> None:
+        """The next search begins at the beginning."""
+        self._searched = 0
+
+    def take(self, mark: bytes) -> bytes | None:
+        """Takes off `mark` and what follows it up to the next MARK, which is returned; None without both."""
+        at = self.find(mark)
+        end = self.data.find(MARK, at + len(mark)) if at >= 0 else -1
+        if end < 0:
+            return None
+        between = bytes(self.data[at + len(mark) : end])
+        del self.data[at : end + 1]
+        return between
+
+
 class Session:
     """One interpreter. Pieces of code run one after the other, in the order of the calls.
 
@@ -121,7 +169,7 @@ class Session:
         self._dialect = dialect
         self._kill_children = kill_children
         self._turn = asyncio.Lock()
-        self._stdout, self._stderr = bytearray(), bytearray()
+        self._stdout, self._stderr = _Kept(), _Kept()
         self._end: Exited | None = None
         self._cut_off = False
         self._pid = 0
@@ -156,8 +204,7 @@ class Session:
 
     async def _run(self, code: bytes, timeout: float | None) -> SessionResult:
         began = time.monotonic()
-        self._stdout.clear()
-        self._stderr.clear()
+        self._stdout, self._stderr = _Kept(), _Kept()
         number = secrets.token_hex(16).encode()
         frame = self._dialect.frame(number, code)
         timed_out = False
@@ -172,24 +219,24 @@ class Session:
             self._strip(number)
         return SessionResult(
             exit_code=exit_code,
-            stdout=bytes(self._stdout),
-            stderr=bytes(self._stderr),
+            stdout=bytes(self._stdout.data),
+            stderr=bytes(self._stderr.data),
             wall=time.monotonic() - began,
             timed_out=timed_out,
             alive=self.alive,
+            stdout_cut=self._stdout.cut,
+            stderr_cut=self._stderr.cut,
         )
 
     async def _marked(self, number: bytes) -> int:
         """Reads up to both marks and takes them off; returns the exit code in the first."""
-        begin, plain = MARK + number + b":", MARK + number + MARK
+        code: bytes | None = None
+        marked = False
         while True:
-            start = self._stdout.find(begin)
-            end = self._stdout.find(MARK, start + len(begin)) if start >= 0 else -1
-            if end >= 0 and (at := self._stderr.find(plain)) >= 0:
-                code = int(self._stdout[start + len(begin) : end])
-                del self._stdout[start : end + 1]
-                del self._stderr[at : at + len(plain)]
-                return code
+            code = self._stdout.take(MARK + number + b":") if code is None else code
+            marked = marked or self._stderr.take(MARK + number) is not None
+            if code is not None and marked:
+                return int(code)
             if (code_at_end := await self._read()) is not None:
                 return code_at_end
 
@@ -197,9 +244,9 @@ class Session:
         """Takes one event; the exit code once the interpreter has ended."""
         match await anext(self._running):
             case Stdout(data):
-                self._stdout += data
+                self._stdout.add(data)
             case Stderr(data):
-                self._stderr += data
+                self._stderr.add(data)
             case Exited() as end:
                 self._end = end
                 return end.exit_code if end.reason is ExitReason.EXITED else 128 + end.signal
@@ -229,9 +276,7 @@ class Session:
 
     def _strip(self, number: bytes) -> None:
         """Takes off the marks of code that ended just as it was interrupted."""
-        start = self._stdout.find(MARK + number + b":")
-        if start >= 0 and (end := self._stdout.find(MARK, start + 1)) >= 0:
-            del self._stdout[start : end + 1]
-        plain = MARK + number + MARK
-        if (at := self._stderr.find(plain)) >= 0:
-            del self._stderr[at : at + len(plain)]
+        self._stdout.rewind()
+        self._stdout.take(MARK + number + b":")
+        self._stderr.rewind()
+        self._stderr.take(MARK + number)

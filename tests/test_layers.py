@@ -15,7 +15,7 @@ from tests.source_tree import ROOT, imports, module, relative, sources
 
 # Who alone may import a library. What is not listed may be imported wherever it is declared.
 PLACES = {
-    "grpc": {"sandboxd/client.py", "sandboxd/daemon.py", "sandboxd/service.py", "sandboxd/status.py"},
+    "grpc": {f"sandboxd/{name}.py" for name in ("client", "daemon", "interaction", "service", "status")},
     "docker": {
         *(f"sandboxd/backends/{name}.py" for name in ("docker", "docker_exec", "docker_images", "engine")),
         "sandboxd/bench/docker_sdk.py",

@@ -3,188 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import os
-import signal
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from sandboxd.backends.base import Backend, Connection, Execution
-from sandboxd.errors import FileFailed, FileNotFound, InvalidRequest, SandboxLost
-from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
+from sandboxd.backends.base import Connection
+from sandboxd.errors import FileFailed, FileNotFound, SandboxLost
+from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout
+
+from .backend_kit import Case, execute, pieces, read, shell
 
 pytestmark = pytest.mark.anyio
 # More than the grace for a background child, less than such a child sleeps.
 SOON = 4.0
-
-
-ON_TERMINAL = b"""
-import os, signal, sys
-
-def show(*_):
-    size = os.get_terminal_size(0)
-    print(size.lines, size.columns, flush=True)
-
-signal.signal(signal.SIGWINCH, show)
-print(all(os.isatty(fd) for fd in (0, 1, 2)), os.getsid(0) == os.tcgetpgrp(0), flush=True)
-show()
-for line in sys.stdin:
-    print("got", line, end="", flush=True)
-"""
-
-
-@dataclass
-class Case:
-    """A backend under test, open, with the template that its sandboxes are made from."""
-
-    backend: Backend
-    template: Template
-    by_engine: bool = False
-    """Commands go through the Engine's exec API, which takes text only and tells no signals."""
-    without_terminals: bool = False
-
-    @contextlib.asynccontextmanager
-    async def sandbox(self) -> AsyncIterator[Connection]:
-        name = f"t{uuid.uuid4().hex[:12]}"
-        connection = await self.backend.create(name, self.template)
-        try:
-            yield connection
-        finally:
-            await connection.close()
-            await self.backend.destroy(name)
-
-
-@pytest.fixture(
-    params=[
-        "fake",
-        "namespace",
-        pytest.param("docker", marks=pytest.mark.docker),
-        pytest.param("docker-exec", marks=pytest.mark.docker),
-    ]
-)
-def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
-    """Imports only the backend that is asked for."""
-    if request.param == "fake":
-        from sandboxd.backends.fake import FakeBackend
-
-        return Case(FakeBackend(), Template("t"), without_terminals=True)
-    if request.param == "namespace":
-        from sandboxd.backends.namespace import NamespaceBackend
-
-        return Case(NamespaceBackend(tmp_path / "state"), Template("t"))
-    fixture = "docker_python_image" if request.param == "docker" else "docker_busybox_image"
-    image = request.getfixturevalue(fixture)
-    from sandboxd.backends.docker import DockerBackend
-
-    template = Template("t", image=image)
-    by_engine = request.param == "docker-exec"
-    return Case(DockerBackend(tmp_path / "state"), template, by_engine, without_terminals=by_engine)
-
-
-@pytest.fixture
-async def case(unopened: Case, tmp_path: Path) -> AsyncIterator[Case]:
-    await unopened.backend.open()
-    try:
-        yield unopened
-    finally:
-        await unopened.backend.close()
-    assert not (tmp_path / "state").exists()
-
-
-@pytest.fixture
-async def box(case: Case) -> AsyncIterator[Connection]:
-    async with case.sandbox() as connection:
-        yield connection
-
-
-@dataclass
-class Outcome:
-    """A command's events, joined."""
-
-    events: list[Event] = field(default_factory=list)
-    stdout: bytes = b""
-    stderr: bytes = b""
-
-    @property
-    def exited(self) -> Exited:
-        last = self.events[-1]
-        assert isinstance(last, Exited)
-        return last
-
-    @property
-    def code(self) -> int:
-        assert self.exited.reason is ExitReason.EXITED
-        return self.exited.exit_code
-
-
-async def execute(box: Connection, command: Command) -> Outcome:
-    """Runs the command to its end and checks what holds for every stream of events."""
-    outcome = Outcome()
-    async with box.exec(command) as events:
-        async for event in events:
-            outcome.events.append(event)
-            if isinstance(event, Stdout):
-                assert event.offset == len(outcome.stdout)
-                outcome.stdout += event.data
-            elif isinstance(event, Stderr):
-                assert event.offset == len(outcome.stderr)
-                outcome.stderr += event.data
-    assert sum(isinstance(event, Exited) for event in outcome.events) == 1
-    if outcome.exited.reason is not ExitReason.NOT_STARTED:
-        assert isinstance(outcome.events[0], Started)
-        assert sum(isinstance(event, Started) for event in outcome.events) == 1
-    return outcome
-
-
-class Talk:
-    """The events of a command that is talked to, read a line at a time."""
-
-    def __init__(self, running: Execution) -> None:
-        self._events = aiter(running)
-        self._rest = b""
-        self._end: Exited | None = None
-
-    async def started(self) -> None:
-        assert isinstance(await anext(self._events), Started)
-
-    async def line(self) -> bytes:
-        """The next line of standard output, without its end."""
-        while b"\n" not in self._rest:
-            event = await anext(self._events)
-            assert isinstance(event, Stdout), event
-            self._rest += event.data
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line.rstrip(b"\r")
-
-    async def end(self) -> tuple[bytes, Exited]:
-        """What is left of standard output, and the exit."""
-        async for event in self._events:
-            if isinstance(event, Stdout):
-                self._rest += event.data
-            elif isinstance(event, Exited):
-                self._end = event
-        assert self._end is not None
-        return self._rest, self._end
-
-
-async def shell(box: Connection, script: str, **options: object) -> Outcome:
-    return await execute(box, Command(argv=(b"sh", b"-c", script.encode()), **options))  # type: ignore[arg-type]
-
-
-async def pieces(*data: bytes) -> AsyncIterator[bytes]:
-    for piece in data:
-        yield piece
-
-
-async def read(box: Connection, path: bytes, **options: int) -> bytes:
-    return b"".join([piece async for piece in box.read_file(path, **options)])
 
 
 async def test_output_is_the_bytes_that_were_written(box: Connection) -> None:
@@ -211,106 +47,6 @@ async def test_standard_input_ends(box: Connection) -> None:
     assert outcome.stdout == data
     # Nobody reads it: that is no error, and nothing waits for it.
     assert (await execute(box, Command(argv=(b"true",), stdin=data))).code == 0
-
-
-async def test_input_is_written_while_the_command_runs(box: Connection) -> None:
-    script = b'while read -r line; do echo "got $line"; done; echo end'
-    async with box.exec(Command((b"sh", b"-c", script), interactive=True)) as running:
-        talk = Talk(running)
-        await talk.started()
-        for word in (b"one", b"two"):
-            await running.write(word + b"\n")
-            assert await talk.line() == b"got " + word
-        await running.end_input()
-        output, end = await talk.end()
-    assert (output, end.exit_code) == (b"end\n", 0)
-
-
-async def test_more_input_than_a_pipe_holds_arrives_whole(box: Connection) -> None:
-    data = os.urandom(3 << 20)
-    async with box.exec(Command((b"sha256sum",), interactive=True)) as running:
-
-        async def feed() -> None:
-            await running.write(data)
-            await running.end_input()
-
-        feeding = asyncio.create_task(feed())
-        output, _ = await Talk(running).end()
-        await feeding
-    assert output.split()[0].decode() == hashlib.sha256(data).hexdigest()
-
-
-async def test_input_that_nobody_reads_is_dropped(box: Connection) -> None:
-    async with box.exec(Command((b"true",), interactive=True)) as running:
-        _, end = await Talk(running).end()
-        await running.write(bytes(1 << 20))
-        await running.end_input()
-    assert end.exit_code == 0
-
-
-async def test_a_signal_reaches_the_commands_group(case: Case, box: Connection) -> None:
-    script = b"trap 'echo caught; exit 5' USR1; echo ready; while :; do sleep 0.01; done"
-    async with box.exec(Command((b"sh", b"-c", script))) as running:
-        talk = Talk(running)
-        await talk.started()
-        assert await talk.line() == b"ready"
-        if case.by_engine:
-            with pytest.raises(InvalidRequest):
-                await running.signal(signal.SIGUSR1)
-            return
-        await running.signal(signal.SIGUSR1)
-        output, end = await talk.end()
-    assert (output, end.exit_code) == (b"caught\n", 5)
-
-
-async def test_a_command_may_be_ended_by_its_callers_signal(case: Case, box: Connection) -> None:
-    if case.by_engine:
-        return
-    async with box.exec(Command((b"sleep", b"1000"))) as running:
-        talk = Talk(running)
-        await talk.started()
-        await running.signal(signal.SIGTERM)
-        _, end = await talk.end()
-        await running.signal(signal.SIGTERM)
-    assert (end.reason, end.signal) == (ExitReason.SIGNALED, signal.SIGTERM)
-
-
-async def test_a_terminal_is_one(case: Case, box: Connection) -> None:
-    """It has its size, shows what is typed, tells a new size, and Ctrl-C ends what is in its foreground."""
-    command = Command((b"python3", b"-c", ON_TERMINAL), terminal=(31, 97), interactive=True)
-    if case.without_terminals:
-        with pytest.raises(InvalidRequest):
-            async with box.exec(command):
-                pass
-        return
-    async with box.exec(command) as running:
-        talk = Talk(running)
-        await talk.started()
-        assert [await talk.line(), await talk.line()] == [b"True True", b"31 97"]
-        await running.resize(40, 120)
-        assert await talk.line() == b"40 120"
-        await running.write(b"word\n")
-        assert [await talk.line(), await talk.line()] == [b"word", b"got word"]
-        await running.write(b"\x03")
-        _, end = await talk.end()
-    assert (end.reason, end.signal) == (ExitReason.SIGNALED, signal.SIGINT)
-
-
-async def test_the_end_of_input_is_typed_into_a_terminal(case: Case, box: Connection) -> None:
-    if case.without_terminals:
-        return
-    command = Command(
-        (b"sh", b"-c", b"stty -echo; echo on; cat; echo end"), terminal=(24, 80), interactive=True
-    )
-    async with box.exec(command) as running:
-        talk = Talk(running)
-        await talk.started()
-        assert await talk.line() == b"on"
-        await running.write(b"typed\n")
-        assert await talk.line() == b"typed"
-        await running.end_input()
-        output, end = await talk.end()
-    assert (output, end.exit_code) == (b"end\r\n", 0)
 
 
 async def test_environment_and_directory(case: Case, box: Connection) -> None:

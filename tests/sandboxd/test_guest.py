@@ -22,7 +22,7 @@ from sandboxd.errors import InvalidRequest, SandboxLost
 from sandboxd.guest import wire
 from sandboxd.types import Command, Started, Stdout, Template
 
-from .test_backend_contract import execute, pieces, read, shell
+from .backend_kit import execute, pieces, read, shell
 
 pytestmark = pytest.mark.anyio
 PACKAGE_ROOT = Path(wire.__file__).parent.parent.parent

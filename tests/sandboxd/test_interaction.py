@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from sandboxd import Box
+from sandboxd import Box, Interaction
 from sandboxd.errors import InvalidRequest, SandboxNotFound
 from sandboxd.types import Event, Exited, Started, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -47,14 +47,28 @@ async def children(box: Box) -> bytes:
     return (await box.exec(["sh", "-c", script])).stdout
 
 
+async def all_end(box: Box) -> None:
+    async with asyncio.timeout(20):
+        while await children(box):
+            await asyncio.sleep(0.01)
+
+
+async def line(running: Interaction) -> bytes:
+    """Standard output up to the end of a line."""
+    data = b""
+    while not data.endswith(b"\n"):
+        event = await anext(running)
+        assert isinstance(event, Stdout)
+        data += event.data
+    return data
+
+
 async def test_a_calculator_answers_line_by_line(box: Box) -> None:
     async with box.interact(["python3", "-uc", "while True: print(eval(input()))"]) as running:
         assert isinstance(await anext(running), Started)
         for question, answer in ((b"6*7\n", b"42\n"), (b"2**10\n", b"1024\n")):
             await running.write(question)
-            event = await anext(running)
-            assert isinstance(event, Stdout)
-            assert event.data == answer
+            assert await line(running) == answer
         await running.end_input()
         _, end = await output(running)
         assert end.exit_code == 1
@@ -70,16 +84,13 @@ async def test_a_wait_for_an_event_may_be_given_up(box: Box) -> None:
             async with asyncio.timeout(0.05):
                 await anext(running)
         await running.write(b"still here\n")
-        event = await anext(running)
-        assert isinstance(event, Stdout)
-        assert event.data == b"still here\n"
+        assert await line(running) == b"still here\n"
 
 
 async def test_leaving_the_block_ends_the_command(box: Box) -> None:
     async with box.interact(["sleep", "1000"], terminal=(24, 80)) as running:
         assert isinstance(await anext(running), Started)
-    while await children(box):
-        await asyncio.sleep(0.01)
+    await all_end(box)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +121,7 @@ async def test_what_may_not_be_said_is_named(box: Box, messages: list[Any], said
         while await call.read() is not grpc.aio.EOF:
             pass
     assert said in str(raised.value.details())
-    while await children(box):
-        await asyncio.sleep(0.01)
+    await all_end(box)
 
 
 async def test_a_sandbox_that_is_not_there(daemon: Callable[..., Any]) -> None:
@@ -183,6 +193,21 @@ async def test_large_output_of_a_shell_is_whole(box: Box) -> None:
     async with box.shell() as shell:
         result = await shell.run("head -c 3000000 /dev/zero; head -c 1000000 /dev/zero >&2")
         assert (len(result.stdout), len(result.stderr)) == (3_000_000, 1_000_000)
+        assert (result.stdout_cut, result.stderr_cut) == (None, None)
+
+
+async def test_of_very_large_output_a_shell_keeps_the_ends(box: Box) -> None:
+    async with box.shell() as shell:
+        result = await shell.run("echo first; head -c 9000000 /dev/zero; echo last; echo err >&2")
+        assert result.stdout.startswith(b"first\n")
+        assert result.stdout.endswith(b"\0last\n")
+        assert result.stdout_cut is not None
+        assert len(result.stdout) + result.stdout_cut.dropped == 9_000_011
+        assert (result.stderr, result.stderr_cut) == (b"err\n", None)
+        endless = await shell.run("yes", timeout=1)
+        assert (endless.timed_out, endless.alive) == (True, True)
+        assert len(endless.stdout) <= 4 << 20
+        assert (await shell.run("echo on")).stdout == b"on\n"
 
 
 async def test_calls_at_once_take_turns(box: Box) -> None:
@@ -195,8 +220,9 @@ async def test_a_cancelled_call_is_interrupted_by_the_next(box: Box) -> None:
     async with box.shell() as shell:
         await shell.run("kept=yes")
         call = asyncio.create_task(shell.run("echo started >/tmp/started; sleep 1000"))
-        while (await box.exec(["test", "-e", "/tmp/started"])).exit_code:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            while (await box.exec(["test", "-e", "/tmp/started"])).exit_code:
+                await asyncio.sleep(0.01)
         call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await call

@@ -19,7 +19,7 @@ from sandboxd.backends.namespace import BOOTSTRAP, NamespaceBackend, NamespaceOp
 from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, SandboxLost, StartFailed
 from sandboxd.types import Command, ExitReason, Limits, Network, Template
 
-from .test_backend_contract import execute, pieces, read, shell
+from .backend_kit import execute, pieces, read, shell
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t")
@@ -141,7 +141,6 @@ async def test_attempts_to_leave_are_refused(backend: NamespaceBackend, attempt:
 
 
 async def test_the_hosts_sockets_and_processes_are_out_of_reach(backend: NamespaceBackend) -> None:
-    """A socket without a path belongs to a network, a process to a pid namespace: to none that is inside."""
     name = f"sandboxd-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")

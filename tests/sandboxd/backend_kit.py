@@ -1,0 +1,161 @@
+"""The backends under one list of tests, and what those tests run commands with."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sandboxd.backends.base import Backend, Connection, Execution
+from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
+
+
+@dataclass
+class Case:
+    """A backend under test, open, with the template that its sandboxes are made from."""
+
+    backend: Backend
+    template: Template
+    by_engine: bool = False
+    """Commands go through the Engine's exec API, which takes text only and tells no signals."""
+    without_terminals: bool = False
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self) -> AsyncIterator[Connection]:
+        name = f"t{uuid.uuid4().hex[:12]}"
+        connection = await self.backend.create(name, self.template)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+            await self.backend.destroy(name)
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        "namespace",
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("docker-exec", marks=pytest.mark.docker),
+    ]
+)
+def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    """Imports only the backend that is asked for."""
+    if request.param == "fake":
+        from sandboxd.backends.fake import FakeBackend
+
+        return Case(FakeBackend(), Template("t"), without_terminals=True)
+    if request.param == "namespace":
+        from sandboxd.backends.namespace import NamespaceBackend
+
+        return Case(NamespaceBackend(tmp_path / "state"), Template("t"))
+    fixture = "docker_python_image" if request.param == "docker" else "docker_busybox_image"
+    image = request.getfixturevalue(fixture)
+    from sandboxd.backends.docker import DockerBackend
+
+    template = Template("t", image=image)
+    by_engine = request.param == "docker-exec"
+    return Case(DockerBackend(tmp_path / "state"), template, by_engine, without_terminals=by_engine)
+
+
+@pytest.fixture
+async def case(unopened: Case, tmp_path: Path) -> AsyncIterator[Case]:
+    await unopened.backend.open()
+    try:
+        yield unopened
+    finally:
+        await unopened.backend.close()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.fixture
+async def box(case: Case) -> AsyncIterator[Connection]:
+    async with case.sandbox() as connection:
+        yield connection
+
+
+@dataclass
+class Outcome:
+    """A command's events, joined."""
+
+    events: list[Event] = field(default_factory=list)
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+    @property
+    def exited(self) -> Exited:
+        last = self.events[-1]
+        assert isinstance(last, Exited)
+        return last
+
+    @property
+    def code(self) -> int:
+        assert self.exited.reason is ExitReason.EXITED
+        return self.exited.exit_code
+
+
+async def execute(box: Connection, command: Command) -> Outcome:
+    """Runs the command to its end and checks what holds for every stream of events."""
+    outcome = Outcome()
+    async with box.exec(command) as events:
+        async for event in events:
+            outcome.events.append(event)
+            if isinstance(event, Stdout):
+                assert event.offset == len(outcome.stdout)
+                outcome.stdout += event.data
+            elif isinstance(event, Stderr):
+                assert event.offset == len(outcome.stderr)
+                outcome.stderr += event.data
+    assert sum(isinstance(event, Exited) for event in outcome.events) == 1
+    if outcome.exited.reason is not ExitReason.NOT_STARTED:
+        assert isinstance(outcome.events[0], Started)
+        assert sum(isinstance(event, Started) for event in outcome.events) == 1
+    return outcome
+
+
+class Talk:
+    """The events of a command that is talked to, read a line at a time."""
+
+    def __init__(self, running: Execution) -> None:
+        self._events = aiter(running)
+        self._rest = b""
+        self._end: Exited | None = None
+
+    async def started(self) -> None:
+        assert isinstance(await anext(self._events), Started)
+
+    async def line(self) -> bytes:
+        """The next line of standard output, without its end."""
+        while b"\n" not in self._rest:
+            event = await anext(self._events)
+            assert isinstance(event, Stdout), event
+            self._rest += event.data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.rstrip(b"\r")
+
+    async def end(self) -> tuple[bytes, Exited]:
+        """What is left of standard output, and the exit."""
+        async for event in self._events:
+            if isinstance(event, Stdout):
+                self._rest += event.data
+            elif isinstance(event, Exited):
+                self._end = event
+        assert self._end is not None
+        return self._rest, self._end
+
+
+async def shell(box: Connection, script: str, **options: object) -> Outcome:
+    return await execute(box, Command(argv=(b"sh", b"-c", script.encode()), **options))  # type: ignore[arg-type]
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for piece in data:
+        yield piece
+
+
+async def read(box: Connection, path: bytes, **options: int) -> bytes:
+    return b"".join([piece async for piece in box.read_file(path, **options)])
