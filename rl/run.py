@@ -42,7 +42,7 @@ SAVE_SECONDS = 6.5
 """The longest that saving may take after Ctrl-C, which must end within 10 s in all."""
 
 AFTER_SHARE = 0.8
-"""The measurement after training takes 0.55 to 0.7 of the first one's time: a trained policy ends its turns."""
+"""The measurement after training takes 0.55 to 0.7 of the first one's time: trained turns are short."""
 
 REPORT_SECONDS = 3.0
 """Kept free at the end of a run with a time limit, for the report and for stopping the processes."""
