@@ -244,6 +244,7 @@ class _Run:
         self._kept_bytes = 0
         self._tails = {STDOUT: bytearray(), STDERR: bytearray()}
         self._over = False
+        self._events = self._tell_events()
 
     async def start(self) -> None:
         """Raises SandboxLost, InvalidRequest."""
@@ -257,9 +258,10 @@ class _Run:
 
     async def write(self, data: bytes) -> None:
         """See `base.Execution`."""
-        # The program may have ended, or closed its input.
-        with contextlib.suppress(ConnectionError):
-            await self._execution.feed(data)
+        # After the end nobody takes it; before, the program may have closed its input.
+        if not self._over:
+            with contextlib.suppress(ConnectionError):
+                await self._execution.feed(data)
 
     async def end_input(self) -> None:
         """See `base.Execution`."""
@@ -273,7 +275,10 @@ class _Run:
     async def resize(self, rows: int, columns: int) -> None:
         """There is no terminal."""
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events
+
+    async def _tell_events(self) -> AsyncIterator[Event]:
         """`Started`, the output, `Exited`."""
         refusal = b""
         started = False
