@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -325,32 +325,72 @@ async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
     Raises GeneratorDead when it does not start, or not in time.
     """
     log_config = write_log_config(settings.log_path)
-    with (
-        tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, ignore_cleanup_errors=True) as scratch,
-        ended_with_this(settings.log_path, Path(scratch)),
-    ):
-        environment = engine_environment(log_config, Path(scratch))
-        with applied_environment(environment), output_to(settings.log_path):
-            generator = VllmGenerator(await _start(settings), settings)
+    with ExitStack() as held:
+        temporary = tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, ignore_cleanup_errors=True)
+        scratch = Path(held.enter_context(temporary))
+        held.enter_context(ended_with_this(settings.log_path, scratch))
+        with ExitStack() as around:
+            around.enter_context(applied_environment(engine_environment(log_config, scratch)))
+            around.enter_context(output_to(settings.log_path))
+            start = _Start(settings)
+            try:
+                generator = VllmGenerator(await start.finish(), settings)
+            except asyncio.CancelledError:
+                start.abandon(around.pop_all(), held.pop_all())
+                raise
         try:
             yield generator
         finally:
             generator.close()
 
 
-async def _start(settings: VllmSettings) -> AsyncLLM:
-    log = settings.log_path
-    # Handed over in a list, not returned: the thread's frames outlive it, for vLLM keeps one of them, and
-    # would keep the engine until the interpreter ends.
-    started: list[AsyncLLM] = []
-    try:
-        async with asyncio.timeout(settings.start_seconds):
-            await asyncio.to_thread(lambda: started.append(start_engine(settings)))
-        return started.pop()
-    except TimeoutError:
-        kill_writers(log)  # the thread that waits for them then ends too
-        raise GeneratorDead(
-            f"the vLLM engine did not start within {settings.start_seconds:g} s; its log is {log}"
-        ) from None
-    except RuntimeError as error:
-        raise GeneratorDead(f"the vLLM engine did not start ({error}); its log is {log}") from error
+class _Start:
+    """An engine's start, in a thread that nothing can end from outside."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
+        # Handed over in a list, not returned: the thread's frames outlive it, for vLLM keeps one of them, and
+        # would keep the engine until the interpreter ends.
+        self._started: list[AsyncLLM] = []
+        self._left: list[ExitStack] = []
+        self._over = False
+
+    async def finish(self) -> AsyncLLM:
+        """Waits for the engine. Raises GeneratorDead."""
+        log = self._settings.log_path
+        try:
+            async with asyncio.timeout(self._settings.start_seconds):
+                await asyncio.to_thread(self._run)
+            return self._started.pop()
+        except TimeoutError:
+            kill_writers(log)  # the thread that waits for them then ends too
+            raise GeneratorDead(
+                f"the vLLM engine did not start within {self._settings.start_seconds:g} s; its log is {log}"
+            ) from None
+        except RuntimeError as error:
+            raise GeneratorDead(f"the vLLM engine did not start ({error}); its log is {log}") from error
+
+    def _run(self) -> None:
+        try:
+            self._started.append(start_engine(self._settings))
+        finally:
+            self._over = True
+            self._clean_up()
+
+    def abandon(self, *surroundings: ExitStack) -> None:
+        """Leaves the thread to itself. It may yet start a process, known to nobody but by its output: so what
+        surrounds the start stays until the thread has ended, or this process, and its reaper then sees to it.
+        """
+        self._left += surroundings
+        if self._over:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """After an abandoned start, by whoever comes last."""
+        if self._left:
+            while self._started:
+                self._started.pop().shutdown()
+            kill_writers(self._settings.log_path)
+        with suppress(IndexError):  # the other of the two was faster
+            while True:
+                self._left.pop(0).close()

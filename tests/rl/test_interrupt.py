@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,21 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     assert time.monotonic() - began < END_SECONDS, output
     assert process.returncode == 130, output
     assert "Traceback" not in output
+    for pid in started:
+        wait_for_end(pid, began + END_SECONDS)
     assert [pid for pid in started if alive(pid)] == []
     assert not list(SHARED_MEMORY.glob(f"{PREFIX}{process.pid}-*"))
+
+
+def wait_for_end(pid: int, deadline: float) -> None:
+    """Waits for a process that ends after its program, as the one that looks after what that leaves."""
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            if alive(pid):
+                select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+        finally:
+            os.close(handle)
 
 
 def alive(pid: int) -> bool:
