@@ -28,7 +28,7 @@ from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
 from sandboxd.replies import ExecResult, SandboxInfo
 from sandboxd.requests import CommandOptions, Word, as_bytes
-from sandboxd.sessions import KILL_CHILDREN, PYTHON, SHELL, Dialect, Session
+from sandboxd.sessions import KILL_CHILDREN, SHELL, Dialect, Session, python_dialect
 from sandboxd.status import translated
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, Exited, PoolStats, Stderr, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -291,7 +291,7 @@ class Box:
 
     def python(self, **options: Unpack[CommandOptions]) -> AbstractAsyncContextManager[Session]:
         """A Python that stays: what code imports and defines outlives each `run` of the block."""
-        return self._session(PYTHON, options)
+        return self._session(python_dialect(), options)
 
     @contextlib.asynccontextmanager
     async def _session(self, dialect: Dialect, options: CommandOptions) -> AsyncIterator[Session]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
 from typing import Any
 
 import grpc
@@ -43,7 +42,7 @@ class Interaction:
         if self._over:
             raise StopAsyncIteration
         if self._reading is None:
-            self._reading = asyncio.create_task(_awaited(self._call.read()))
+            self._reading = asyncio.create_task(self._call.read())
         # Shielded: a cancelled read would end the call, and with it the command.
         with translated():
             response = await asyncio.shield(self._reading)
@@ -76,7 +75,7 @@ class Interaction:
 
     async def _tell(self, request: pb.InteractCommandRequest) -> None:
         async with self._telling:
-            self._writing = asyncio.create_task(_awaited(self._call.write(request)))
+            self._writing = asyncio.create_task(self._call.write(request))
             with contextlib.suppress(asyncio.InvalidStateError, SandboxdError), translated():
                 await asyncio.shield(self._writing)
 
@@ -87,7 +86,3 @@ class Interaction:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-
-
-async def _awaited(waiting: Awaitable[Any]) -> Any:
-    return await waiting

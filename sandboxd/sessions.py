@@ -8,6 +8,7 @@ interrupted as by Ctrl-C, and the interpreter lives on.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import signal
 import time
@@ -98,12 +99,19 @@ SHELL = Dialect(
     opening=b"echo $$",
     frame=_shell_frame,
 )
-PYTHON = Dialect(
-    name="Python",
-    argv=("python3", "-u", "-c", Path(__file__).with_name("python_session.py").read_text()),
-    opening=b"print(__import__('os').getpid())",
-    frame=_python_frame,
-)
+
+
+@functools.cache
+def python_dialect() -> Dialect:
+    """Read when it is first wanted: most programs that import the client open no Python."""
+    return Dialect(
+        name="Python",
+        argv=("python3", "-u", "-c", Path(__file__).with_name("python_session.py").read_text()),
+        opening=b"print(__import__('os').getpid())",
+        frame=_python_frame,
+    )
+
+
 KILL_CHILDREN = """
 for stat in /proc/[0-9]*/stat; do
     read -r line <"$stat" 2>/dev/null || continue
@@ -134,21 +142,20 @@ class _Kept:
             self._dropped += excess
             self._searched = max(0, self._searched - excess)
 
-    def find(self, mark: bytes) -> int:
-        """Where `mark` begins, or -1; what was searched before is not searched again."""
-        at = self.data.find(mark, self._searched)
-        if at < 0:
-            self._searched = max(0, len(self.data) - len(mark) + 1)
-        return at
-
     def rewind(self) -> None:
         """The next search begins at the beginning."""
         self._searched = 0
 
     def take(self, mark: bytes) -> bytes | None:
-        """Takes off `mark` and what follows it up to the next MARK, which is returned; None without both."""
-        at = self.find(mark)
-        end = self.data.find(MARK, at + len(mark)) if at >= 0 else -1
+        """Takes off `mark` and what follows it up to the next MARK, which is returned; None without both.
+
+        What was searched in vain is not searched again.
+        """
+        at = self.data.find(mark, self._searched)
+        if at < 0:
+            self._searched = max(0, len(self.data) - len(mark) + 1)
+            return None
+        end = self.data.find(MARK, at + len(mark))
         if end < 0:
             return None
         between = bytes(self.data[at + len(mark) : end])

@@ -52,15 +52,8 @@ class SyncClient:
     @contextlib.contextmanager
     def acquire(self, pool: str, **options: Any) -> Iterator[SyncBox]:
         """Leases a sandbox for the block. Options and errors as `Client.acquire`."""
-
-        async def acquire() -> Box:
-            return await self._client.acquire(pool, **options)
-
-        box = self.run(acquire())
-        try:
+        with self.within(self._client.acquire(pool, **options)) as box:
             yield SyncBox(self, box)
-        finally:
-            self.run(box.release())
 
     def get_pool(self, pool: str) -> PoolStats:
         """Counts and totals of one pool. Raises PoolNotFound."""

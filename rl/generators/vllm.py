@@ -335,7 +335,7 @@ async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
             start = _Start(settings)
             try:
                 generator = VllmGenerator(await start.finish(), settings)
-            except asyncio.CancelledError:
+            except BaseException:
                 start.abandon(around.pop_all(), held.pop_all())
                 raise
         try:
@@ -378,8 +378,9 @@ class _Start:
             self._clean_up()
 
     def abandon(self, *surroundings: ExitStack) -> None:
-        """Leaves the thread to itself. It may yet start a process, known to nobody but by its output: so what
-        surrounds the start stays until the thread has ended, or this process, and its reaper then sees to it.
+        """Gives up, whether the thread has ended or goes on. It may yet start a process, known to nobody but
+        by its output: so what surrounds the start stays until the thread has ended, or this process, and its
+        reaper then sees to it.
         """
         self._left += surroundings
         if self._over:
@@ -387,10 +388,11 @@ class _Start:
 
     def _clean_up(self) -> None:
         """After an abandoned start, by whoever comes last."""
-        if self._left:
+        if not self._left:
+            return
+        with suppress(IndexError):  # the other of the two was faster
             while self._started:
                 self._started.pop().shutdown()
             kill_writers(self._settings.log_path)
-        with suppress(IndexError):  # the other of the two was faster
-            while True:
+            while self._left:
                 self._left.pop(0).close()

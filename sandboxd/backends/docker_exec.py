@@ -20,6 +20,7 @@ import docker.errors
 
 from sandboxd.backends.engine import Engine, EngineRefused, EngineStream
 from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, InvalidRequest, Phase, SandboxLost
+from sandboxd.guest.output import Budget, Trimmer
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
 
 STDOUT, STDERR = 1, 2
@@ -240,9 +241,10 @@ class _Run:
         self._killed_for: ExitReason | None = None
         self._kill: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._offsets = {STDOUT: 0, STDERR: 0}
-        self._kept_bytes = 0
-        self._tails = {STDOUT: bytearray(), STDERR: bytearray()}
+        budget = Budget(command.output_limit, command.output_tail)
+        self._outputs = {STDOUT: Trimmer(budget), STDERR: Trimmer(budget)}
+        # Only standard output begins with the byte that tells a start.
+        self._mark_due = True
         self._over = False
         self._events = self._tell_events()
 
@@ -289,8 +291,6 @@ class _Run:
             if not started:
                 started = True
                 yield Started()
-                # Only standard output begins with the byte that tells a start.
-                self._offsets[STDOUT] = -1
             for event in self._cut(kind, piece):
                 yield event
         for event in self._last():
@@ -303,29 +303,18 @@ class _Run:
 
     def _cut(self, kind: int, piece: bytes) -> list[Event]:
         """The part of a piece within the output limit; past it the command is killed."""
-        offset = self._offsets[kind]
-        if offset < 0:
-            piece, offset = piece[1:], 0
-            self._offsets[kind] = 0
-        limit = self._command.output_limit
-        kept = piece if limit is None else piece[: max(0, limit - self._kept_bytes)]
-        self._kept_bytes += len(kept)
-        self._offsets[kind] = offset + len(piece)
-        if self._command.output_tail:
-            tail = self._tails[kind]
-            tail += piece[len(kept) :]
-            del tail[: -self._command.output_tail]
-        elif len(kept) < len(piece):
+        if kind == STDOUT and self._mark_due:
+            self._mark_due = False
+            piece = piece[1:]
+        offset, kept, too_much = self._outputs[kind].take(piece)
+        if too_much:
             self._end_for(ExitReason.OUTPUT_LIMIT_EXCEEDED)
         return [_output(kind, kept, offset)] if kept else []
 
     def _last(self) -> list[Event]:
         """What was kept of the output past the limit."""
-        return [
-            _output(kind, bytes(tail), self._offsets[kind] - len(tail))
-            for kind, tail in self._tails.items()
-            if tail
-        ]
+        tails = [(kind, *output.last()) for kind, output in self._outputs.items()]
+        return [_output(kind, tail, offset) for kind, offset, tail in tails if tail]
 
     async def _exited(self, code: int) -> Exited:
         wall = time.monotonic() - self._begin

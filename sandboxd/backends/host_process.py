@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO
 
+from sandboxd.guest.output import Budget, Trimmer
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout
 
 PIECE_BYTES = 64 * 1024
@@ -146,7 +147,7 @@ class HostProcess:
         mark = {MARK: self._mark.partition(b"=")[2]}
         self._env = {b"PATH": SEARCH_PATH, b"HOME": os.fsencode(cwd), **env, **command.env, **mark}
         self._killed_for: ExitReason | None = None
-        self._output_bytes = 0
+        self._budget = Budget(command.output_limit, command.output_tail)
         self._ended = False
         self._waits: set[asyncio.Timeout] = set()
         self._pid = 0
@@ -256,25 +257,19 @@ class HostProcess:
     async def _read(
         self, stream: asyncio.StreamReader, kind: type[Stdout | Stderr], queue: asyncio.Queue[Event]
     ) -> None:
-        offset = 0
-        limit = self._command.output_limit
-        tail = bytearray()
+        output = Trimmer(self._budget)
         late = LATE_BYTES
         while late > 0 and (data := await self._piece(stream)):
             late -= len(data) if self._ended else 0
-            kept = data if limit is None else data[: max(0, limit - self._output_bytes)]
-            self._output_bytes += len(data)
+            offset, kept, too_much = output.take(data)
             if kept:
                 await queue.put(kind(kept, offset))
-            offset += len(data)
-            if self._command.output_tail:
-                tail += data[len(kept) :]
-                del tail[: -self._command.output_tail]
-            elif len(kept) < len(data) and self._killed_for is None:
+            if too_much and self._killed_for is None:
                 self._killed_for = ExitReason.OUTPUT_LIMIT_EXCEEDED
                 self.kill_tree()
+        offset, tail = output.last()
         if tail:
-            await queue.put(kind(bytes(tail), offset - len(tail)))
+            await queue.put(kind(tail, offset))
 
     async def _piece(self, stream: asyncio.StreamReader) -> bytes:
         """The next output, or nothing when it has ended or none comes within the grace after the end."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from sandboxd.guest import wire
 from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
+from sandboxd.guest.output import Budget, Trimmer
 from sandboxd.guest.peer import Operation, Peer
 from sandboxd.guest.spawner import Ends, Spawner, resize
 from sandboxd.guest.tree import kill_tree
@@ -31,15 +32,12 @@ END_OF_FILE = b"\x04"
 class Stream:
     """One of a command's two outputs, as far as it was read."""
 
-    __slots__ = ("fd", "kind", "last_bytes", "offset", "tail")
+    __slots__ = ("fd", "kind", "last_bytes", "output")
 
-    def __init__(self, kind: int, fd: int) -> None:
+    def __init__(self, kind: int, fd: int, budget: Budget) -> None:
         self.kind = kind
         self.fd = fd
-        # Of what was read, dropped or not.
-        self.offset = 0
-        # The last of what was read past the limit.
-        self.tail = bytearray()
+        self.output = Trimmer(budget)
         # After the grace: how much more is read of what a background child keeps open.
         self.last_bytes: int | None = None
 
@@ -115,8 +113,8 @@ class Running(Operation):
         self._peer = peer
         self._pid = pid
         self._tag = tag
-        self._limit_left = request.output_limit
-        self._tail_bytes = request.output_tail
+        limit = request.output_limit if request.output_limit >= 0 else None
+        self._budget = Budget(limit, request.output_tail)
         self._streams: list[Stream] = []
         self._stdin = -1
         self._terminal = -1
@@ -139,7 +137,7 @@ class Running(Operation):
     def connect(self, ends: Ends) -> None:
         """Tells the daemon that the command runs, and watches its ends."""
         self._peer.send(wire.frame(wire.STARTED, struct.pack("!I", self._pid)))
-        self._streams = [Stream(kind, fd) for kind, fd in ends.outputs]
+        self._streams = [Stream(kind, fd, self._budget) for kind, fd in ends.outputs]
         for stream in self._streams:
             os.set_blocking(stream.fd, False)
         self._watch_streams()
@@ -259,31 +257,22 @@ class Running(Operation):
         self._finish_if_done()
 
     def _emit(self, stream: Stream, data: bytes) -> None:
-        limit = self._limit_left
-        kept = data if limit < 0 else data[:limit]
-        if kept:
-            self._peer.send(wire.frame(stream.kind, wire.OFFSET.pack(stream.offset), kept))
-        stream.offset += len(data)
-        if limit >= 0:
-            self._limit_left = limit - len(kept)
-        if len(kept) == len(data):
-            return
-        if self._tail_bytes:
-            stream.tail += memoryview(data)[len(kept) :]
-            del stream.tail[: -self._tail_bytes]
-        else:
+        offset, kept, too_much = stream.output.take(data)
+        self._send(stream, offset, kept)
+        if too_much:
             # The kill before the close, or the command would die of SIGPIPE first.
             self.kill("OUTPUT_LIMIT_EXCEEDED")
             self._discard_output()
 
     def _send_tail(self, stream: Stream) -> None:
         """What was kept of the output past the limit, now that no more comes."""
-        while stream.tail:
-            piece = bytes(stream.tail[: wire.PIECE])
-            self._peer.send(
-                wire.frame(stream.kind, wire.OFFSET.pack(stream.offset - len(stream.tail)), piece)
-            )
-            del stream.tail[: len(piece)]
+        offset, tail = stream.output.last()
+        for start in range(0, len(tail), wire.PIECE):
+            self._send(stream, offset + start, tail[start : start + wire.PIECE])
+
+    def _send(self, stream: Stream, offset: int, data: bytes) -> None:
+        if data:
+            self._peer.send(wire.frame(stream.kind, wire.OFFSET.pack(offset), data))
 
     def _close_stream(self, stream: Stream) -> None:
         if stream not in self._streams:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,18 @@ def daemon(tmp_path: Path) -> Callable[..., Any]:
             yield client
 
     return open_daemon
+
+
+@contextlib.contextmanager
+def daemon_process(tmp_path: Path, settings: str) -> Iterator[str]:
+    """The address of a daemon in a process of its own, which SIGTERM must end with 0."""
+    config = tmp_path / "sandboxd.toml"
+    config.write_text(settings)
+    command = [sys.executable, "-m", "sandboxd", "serve", "--config", str(config)]
+    process = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stdout=subprocess.PIPE)
+    assert process.stdout
+    line = process.stdout.readline().decode()
+    yield line.split(" serving ")[1].split(";")[0]
+    process.terminate()
+    process.stdout.close()
+    assert process.wait(30) == 0

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import daemon_process
+
 FAKE = '[pools.python]\nbackend = "fake"\nwarm = 1\n'
 
 
@@ -23,17 +25,8 @@ def run(*arguments: object, stdin: bytes = b"", timeout: float = 60) -> subproce
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """A daemon in a process of its own."""
-    config = tmp_path / "sandboxd.toml"
-    config.write_text(FAKE)
-    command = [sys.executable, "-m", "sandboxd", "serve", "--config", str(config)]
-    process = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stdout=subprocess.PIPE)
-    assert process.stdout
-    line = process.stdout.readline().decode()
-    yield line.split(" serving ")[1].split(";")[0]
-    process.send_signal(signal.SIGTERM)
-    process.stdout.close()
-    assert process.wait(30) == 0
+    with daemon_process(tmp_path, FAKE) as address:
+        yield address
 
 
 def test_exec_passes_output_and_says_how_it_ended(address: str) -> None:

@@ -20,6 +20,8 @@ from sandboxd.errors import InvalidRequest, SandboxNotFound
 from sandboxd.types import Event, Exited, Started, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
 
+from .conftest import daemon_process
+
 pytestmark = pytest.mark.anyio
 POOLS = {"python": {"backend": "namespace", "warm": 1}}
 
@@ -287,17 +289,8 @@ async def test_a_sandbox_without_the_interpreter(box: Box) -> None:
 
 @pytest.fixture
 def address_of_namespace_daemon(tmp_path: Path) -> Iterator[str]:
-    """A daemon in a process of its own."""
-    config = tmp_path / "sandboxd.toml"
-    config.write_text('[pools.python]\nbackend = "namespace"\nwarm = 1\n')
-    command = [sys.executable, "-m", "sandboxd", "serve", "--config", str(config)]
-    process = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stdout=subprocess.PIPE)
-    assert process.stdout
-    line = process.stdout.readline().decode()
-    yield line.split(" serving ")[1].split(";")[0]
-    process.terminate()
-    process.stdout.close()
-    assert process.wait(30) == 0
+    with daemon_process(tmp_path, '[pools.python]\nbackend = "namespace"\nwarm = 1\n') as address:
+        yield address
 
 
 def test_exec_on_a_terminal(address_of_namespace_daemon: str) -> None:
