@@ -99,7 +99,7 @@ def _add_listings(parts: Any) -> None:
 
 def _add_bench(parts: Any) -> None:
     bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
-    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst|exec|churn")
+    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst|exec|churn|bombs")
     burst = _add_shape(shapes, "burst", "N callers ask at once for a sandbox each", commands.bench_burst)
     burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
     burst.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
@@ -117,6 +117,14 @@ def _add_bench(parts: Any) -> None:
     churn.add_argument("--warm", type=int, default=64, metavar="N", help="sandboxes kept ready (64)")
     churn.add_argument("--seconds", type=float, default=10.0, metavar="S", help="for so long (10)")
     churn.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
+    bombs = _add_shape(
+        shapes, "bombs", "sandboxes that fill all they may, beside others that work", commands.bench_bombs
+    )
+    bombs.add_argument("--count", type=int, default=100, metavar="N", help="sandboxes that work (100)")
+    bombs.add_argument(
+        "--bombs", type=int, default=10, metavar="N", help="sandboxes that do their worst (10)"
+    )
+    bombs.add_argument("--seconds", type=float, default=10.0, metavar="S", help="without and with bombs (10)")
 
 
 def _add_shape(shapes: Any, name: str, about: str, run: Callable[..., Coroutine[Any, Any, int]]) -> Any:

@@ -161,6 +161,25 @@ async def bench_churn(arguments: argparse.Namespace) -> int:
     )
 
 
+async def bench_bombs(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench bombs`: 1 when a bystander failed, a sandbox was lost or something was left behind."""
+    from sandboxd.bench import bombs
+
+    _check_bench(arguments, "count", "bombs")
+    if arguments.backend == "fake":
+        raise ConfigError("bench bombs --backend fake: its commands are plain processes of this host")
+    if arguments.baseline:
+        raise ConfigError("bench bombs --baseline: the bare Docker SDK has no such measurement")
+    options = bombs.Options(
+        count=arguments.count,
+        backend=arguments.backend,
+        image=arguments.image,
+        bombs=arguments.bombs,
+        seconds=arguments.seconds,
+    )
+    return await _measured(arguments, bombs.run(options))
+
+
 def _check_bench(arguments: argparse.Namespace, *counts: str) -> None:
     """Raises ConfigError for what cannot be measured."""
     for name in counts:
@@ -176,13 +195,15 @@ def _check_bench(arguments: argparse.Namespace, *counts: str) -> None:
 
 
 async def _measured(
-    arguments: argparse.Namespace, measuring: Awaitable[Result], baseline: Callable[[Bare], Result]
+    arguments: argparse.Namespace,
+    measuring: Awaitable[Result],
+    baseline: Callable[[Bare], Result] | None = None,
 ) -> int:
     """Measures, then the baseline where it is asked for, never both at once; shows and writes the result."""
     from sandboxd.bench import docker_sdk, report
 
     result = await measuring
-    if arguments.baseline:
+    if arguments.baseline and baseline is not None:
         image = arguments.baseline_image or arguments.image
         result.baseline = await docker_sdk.measure(image, baseline)
     report.show(result)

@@ -82,7 +82,7 @@ class Confinement:
         oom_score_fd = os.open("oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
         flags = sys.CLONE_NEWNS | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
         sys.unshare(flags if order.host_network else flags | sys.CLONE_NEWNET)
-        self._base.assemble(order.sandbox_id, order.cwd, order.limits.get("memory_bytes"))
+        self._base.assemble(order.sandbox_id, order.cwd, order.limits)
         sys.set_hostname(HOSTNAME)
         if not order.host_network:
             _raise_loopback()

@@ -207,7 +207,7 @@ class NamespaceBackend:
                 f"no control group for {', '.join(sorted(missing))}: memory is bounded for each process"
                 " alone (RLIMIT_AS), processes by RLIMIT_NPROC, processor time not at all"
             )
-        limits = {"open_files", "pids", *self._enforced}
+        limits = {"disk", "open_files", "pids", *self._enforced}
         return Capabilities("linux namespaces", frozenset(limits), tuple(notes))
 
     async def prepare(self, template: Template) -> None:

@@ -159,19 +159,25 @@ class Base:
             "", devices, flags=sys.MS_REMOUNT | sys.MS_BIND | sys.MS_RDONLY | sys.MS_NOSUID | sys.MS_NOEXEC
         )
 
-    def assemble(self, sandbox_id: str, cwd: str, memory_bytes: float | None) -> None:
+    def assemble(self, sandbox_id: str, cwd: str, limits: dict[str, float]) -> None:
         """Makes the sandbox's root and moves the calling process into it.
 
         Needs a copy of the launcher's mount namespace and new pid, network and ipc namespaces.
         """
         home = f"/state/sandboxes/{sandbox_id}"
+        disk = limits.get("disk_bytes")
+        if disk is not None:
+            # Bounded by a file system of its own, in memory; the overlay then covers it.
+            home = "/m"
+            sys.mount("tmpfs", home, "tmpfs", SAFE, f"mode=755,size={int(disk)}")
         layers = f"lowerdir=/skel,upperdir={home}/upper,workdir={home}/work,userxattr,volatile"
         os.mkdir(f"{home}/upper", 0o755)
         os.mkdir(f"{home}/work", 0o755)
         sys.mount("overlay", "/m", "overlay", SAFE, layers)
         sys.mount("/dev", "/m/dev", flags=sys.MS_MOVE)
-        # Memory all the same: counted against the sandbox's limit where there is one.
-        size = int(memory_bytes) if memory_bytes else 1 << 30
+        # Memory, too, and counted as such: half of the limit, or filling it would get processes killed.
+        size = int(limits.get("memory_bytes", 2 << 30)) // 2
+        size = size if disk is None else min(size, int(disk))
         sys.mount("tmpfs", "/m/tmp", "tmpfs", SAFE, f"mode=1777,size={size}")
         sys.mount("tmpfs", "/m/dev/shm", "tmpfs", SAFE | sys.MS_NOEXEC, f"mode=1777,size={size}")
         sys.mount(

@@ -15,6 +15,7 @@ MEANING = {
     "acquire": "acquire",
     "exec": "one command",
     "exec_at_once": "one command of many at once",
+    "exec_beside_bombs": "one command beside bombs",
     "release": "release",
 }
 SHOWN = ("p50", "p90", "p99", "max")
@@ -67,6 +68,8 @@ def _details(more: dict[str, Any]) -> list[str]:
             f"output: {output['one_mb_per_s']:.0f} MB/s through one command,"
             f" {output['many_mb_per_s']:.0f} MB/s through {output['streams']} at once"
         )
+    if (bombs := more.get("bombs")) is not None:
+        lines.append(f"{bombs['count']} sandboxes with bombs, {bombs['callers']} callers in the others")
     if (level := more.get("warm_level")) is not None and level["mean"] is not None:
         lines.append(f"warm: {level['mean']:.0f} on average, {level['least']} at least, of {level['target']}")
     return lines

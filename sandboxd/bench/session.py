@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +25,8 @@ POOL = "bench"
 ACQUIRE_TIMEOUT_SECONDS = 600.0
 COMMAND = ["/bin/true"]
 COMMAND_TIMEOUT_SECONDS = 60.0
+# As rollouts bound what a model is shown.
+COMMAND_OUTPUT_BYTES = 16 << 10
 FILL_PAUSE_SECONDS = 0.05
 
 Item = TypeVar("Item")
@@ -32,13 +34,16 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """The pool to measure; `start_limit` None leaves its default. `size` bounds sandboxes and waiters."""
+    """The pool to measure; `start_limit` None leaves its default. `size` bounds sandboxes and waiters;
+    `limits` are those of each sandbox that differ from the default.
+    """
 
     backend: str
     image: str | None
     size: int
     warm: int = 0
     start_limit: int | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     def settings(self) -> str:
         """The daemon's settings file."""
@@ -57,6 +62,7 @@ class PoolOptions:
             lines.append(f"image = {toml_value(self.image)}")
         if self.start_limit:
             lines.append(f"start_limit = {self.start_limit}")
+        lines += [f"limits.{name} = {value}" for name, value in self.limits.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -95,7 +101,7 @@ def acquire(client: Client) -> Acquisition:
 
 async def run_command(box: Box) -> ExecResult:
     """The command that every shape times."""
-    return await box.exec(COMMAND, timeout=COMMAND_TIMEOUT_SECONDS)
+    return await box.exec(COMMAND, timeout=COMMAND_TIMEOUT_SECONDS, output_limit=COMMAND_OUTPUT_BYTES)
 
 
 @contextlib.contextmanager

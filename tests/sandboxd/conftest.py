@@ -21,7 +21,10 @@ from sandboxd.ledger import Bounds
 from sandboxd.pool import Pool, PoolOptions
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Template
+from tests.sandboxd import namespace_kit
 from tests.sandboxd.backend_kit import box, case, unopened  # noqa: F401 - fixtures of the backends' tests
+
+backend = namespace_kit.backend
 
 
 @pytest.fixture

@@ -76,6 +76,8 @@ def test_listings_and_changes(address: str) -> None:
         (["bench", "burst", "--backend", "docker"], 2, "needs --image NAME"),
         (["bench", "exec", "--output-mb", "0"], 2, "--output-mb 0: must be at least 1"),
         (["bench", "churn", "--baseline", "docker-sdk"], 2, "--baseline-image NAME"),
+        (["bench", "bombs", "--backend", "fake"], 2, "plain processes of this host"),
+        (["bench", "bombs", "--bombs", "0"], 2, "--bombs 0: must be at least 1"),
         (["frobnicate"], 2, "invalid choice"),
     ],
 )
@@ -173,6 +175,16 @@ def test_bench_exec_measures_commands_and_output(tmp_path: Path) -> None:
     assert result["at_once"]["callers"] == 3
     assert result["output"]["bytes"] == 3_000_000
     assert result["output"]["one_mb_per_s"] > 0 < result["output"]["many_mb_per_s"]
+    assert not any(result["leaked"].values())
+
+
+def test_bombs_leave_their_neighbours_alone(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = run("bench", "bombs", "--count", "4", "--bombs", "6", "--seconds", "3", "--json", out, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["failed"], result["alive_after_hold"], result["bombs"]["count"]) == (0, 4, 6)
+    assert result["exec_s"]["max"] > 0 < result["exec_beside_bombs_s"]["max"]
     assert not any(result["leaked"].values())
 
 

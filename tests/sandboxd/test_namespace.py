@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,46 +16,13 @@ import pytest
 import sandboxd
 from sandboxd.backends.namespace import BOOTSTRAP, NamespaceBackend, NamespaceOptions
 from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, SandboxLost, StartFailed
-from sandboxd.types import Command, ExitReason, Limits, Network, Template
+from sandboxd.types import Command, Network, Template
 
 from .backend_kit import execute, pieces, read, shell
+from .namespace_kit import leftovers
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t")
-
-
-@pytest.fixture
-async def backend(tmp_path: Path) -> AsyncIterator[NamespaceBackend]:
-    """Open; afterwards nothing of it may be left on the host."""
-    state = tmp_path / "state"
-    backend = NamespaceBackend(state)
-    await backend.open()
-    try:
-        yield backend
-    finally:
-        await backend.close()
-    assert not state.exists()
-    assert leftovers(state) == []
-
-
-def leftovers(state: Path) -> list[str]:
-    """Processes, mounts and control groups that speak of this state directory."""
-    name = NamespaceBackend(state).instance
-    groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{name}")]
-    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(state) in line]
-    return groups + mounts + [str(pid) for pid in processes_in(state)]
-
-
-def processes_in(state: Path) -> Iterator[int]:
-    """Processes that work below the state directory, or have it among their mounts."""
-    for entry in Path("/proc").iterdir():
-        try:
-            where = str((entry / "cwd").readlink())
-            mounts = (entry / "mountinfo").read_text()
-        except OSError:
-            continue
-        if where.startswith(str(state)) or str(state) in mounts:
-            yield int(entry.name)
 
 
 async def text(backend: NamespaceBackend, script: str, template: Template = TEMPLATE) -> str:
@@ -166,8 +132,8 @@ async def test_paths_lead_nowhere_but_inside(backend: NamespaceBackend, tmp_path
     with pytest.raises(FileFailed, match="not a regular file"):
         await read(connection, b"pipe")
     with pytest.raises(FileFailed, match="Permission denied"):
-        await connection.write_file(b"root/etc/passwd", pieces(b"mine"), 0o644)
-    assert await connection.write_file(b"link", pieces(b"mine"), 0o644) == 4
+        await connection.files.write(b"root/etc/passwd", pieces(b"mine"), 0o644)
+    assert await connection.files.write(b"link", pieces(b"mine"), 0o644) == 4
     assert secret.read_text() == "x"
 
 
@@ -255,25 +221,6 @@ async def test_read_only_paths_are_seen(tmp_path: Path) -> None:
         await backend.close()
 
 
-async def test_limits_hold(backend: NamespaceBackend) -> None:
-    enforced = backend.capabilities().enforced_limits
-    assert {"open_files", "pids"} <= enforced
-    limits = Limits(memory_bytes=64 << 20, pids=20, open_files=64)
-    template = replace(TEMPLATE, limits=limits)
-    connection = await backend.create("limited", template)
-    assert (await shell(connection, "ulimit -n")).stdout == b"64\n"
-    bomb = await shell(connection, "for n in $(seq 40); do sleep 5 & done; wait", timeout=30)
-    assert b"fork" in bomb.stderr.lower()
-    hog = Command(argv=(b"python3", b"-c", b"x = b'x' * (200 << 20)"))
-    exited = (await execute(connection, hog)).exited
-    if "memory" in enforced:
-        assert exited.reason is ExitReason.OOM_KILLED
-        assert (await shell(connection, "kill -9 $$")).exited.reason is ExitReason.SIGNALED
-    else:
-        assert exited.exit_code == 1
-    await asyncio.wait_for(connection.ping(), 10)
-
-
 async def test_a_sandbox_that_dies_is_lost_with_its_cause(backend: NamespaceBackend) -> None:
     connection = await backend.create("dies", TEMPLATE)
     lost = asyncio.create_task(connection.wait_lost())
@@ -301,7 +248,7 @@ async def test_what_a_sandbox_piles_up_is_removed(backend: NamespaceBackend) -> 
     assert (await shell(connection, deep)).code == 0
     assert (await shell(connection, "mkdir shut && touch shut/file && chmod 000 shut")).code == 0
     assert (await shell(connection, "ln -s / root; ln -s ../../.. up")).code == 0
-    await connection.write_file(b"file", pieces(b"x" * 100_000), 0o400)
+    await connection.files.write(b"file", pieces(b"x" * 100_000), 0o400)
     await backend.destroy("pile")
     assert await backend.list_ids() == []
 
@@ -359,25 +306,6 @@ async def test_a_state_directory_that_cannot_be_is_named(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(BackendUnavailable, match="file/state"):
         await NamespaceBackend(tmp_path / "file" / "state").open()
-
-
-async def test_without_control_groups_each_sandbox_still_counts_its_own_processes(tmp_path: Path) -> None:
-    options = NamespaceOptions(cgroup_root=tmp_path / "none")
-    backend = NamespaceBackend(tmp_path / "state", options)
-    await backend.open()
-    try:
-        capabilities = backend.capabilities()
-        assert capabilities.enforced_limits == {"open_files", "pids"}
-        assert "RLIMIT_NPROC" in capabilities.notes[0]
-        template = replace(TEMPLATE, limits=Limits(pids=8))
-        boxes = [await backend.create(f"n{n}", template) for n in range(4)]
-        six = "for n in 1 2 3 4 5 6; do sleep 0.5 & done; wait; echo all"
-        outcomes = await asyncio.gather(*(shell(box, six) for box in boxes))
-        assert [outcome.stdout for outcome in outcomes] == [b"all\n"] * 4
-        more = await shell(boxes[0], "for n in $(seq 20); do sleep 1 & done; wait", timeout=20)
-        assert b"fork" in more.stderr.lower()
-    finally:
-        await backend.close()
 
 
 def test_the_launcher_loads_little_since_every_sandbox_is_a_copy_of_it() -> None:

@@ -1,0 +1,44 @@
+"""The namespace backend for a test, and a look at what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandboxd.backends.namespace import NamespaceBackend
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[NamespaceBackend]:
+    """Open; afterwards nothing of it may be left on the host."""
+    state = tmp_path / "state"
+    backend = NamespaceBackend(state)
+    await backend.open()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+    assert not state.exists()
+    assert leftovers(state) == []
+
+
+def leftovers(state: Path) -> list[str]:
+    """Processes, mounts and control groups that speak of this state directory."""
+    name = NamespaceBackend(state).instance
+    groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{name}")]
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(state) in line]
+    return groups + mounts + [str(pid) for pid in processes_in(state)]
+
+
+def processes_in(state: Path) -> Iterator[int]:
+    """Processes that work below the state directory, or have it among their mounts."""
+    for entry in Path("/proc").iterdir():
+        try:
+            where = str((entry / "cwd").readlink())
+            mounts = (entry / "mountinfo").read_text()
+        except OSError:
+            continue
+        if where.startswith(str(state)) or str(state) in mounts:
+            yield int(entry.name)

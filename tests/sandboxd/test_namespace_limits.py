@@ -1,0 +1,71 @@
+"""What one sandbox may use: each limit is met, and what happens then is the sandbox's own affair."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
+from sandboxd.errors import FileFailed
+from sandboxd.types import Command, ExitReason, Limits, Template
+
+from .backend_kit import execute, pieces, shell
+
+pytestmark = pytest.mark.anyio
+TEMPLATE = Template("t")
+
+
+async def test_limits_hold(backend: NamespaceBackend) -> None:
+    enforced = backend.capabilities().enforced_limits
+    assert {"open_files", "pids"} <= enforced
+    limits = Limits(memory_bytes=64 << 20, pids=20, open_files=64)
+    template = replace(TEMPLATE, limits=limits)
+    connection = await backend.create("limited", template)
+    assert (await shell(connection, "ulimit -n")).stdout == b"64\n"
+    bomb = await shell(connection, "for n in $(seq 40); do sleep 5 & done; wait", timeout=30)
+    assert b"fork" in bomb.stderr.lower()
+    hog = Command(argv=(b"python3", b"-c", b"x = b'x' * (200 << 20)"))
+    exited = (await execute(connection, hog)).exited
+    if "memory" in enforced:
+        assert exited.reason is ExitReason.OOM_KILLED
+        assert (await shell(connection, "kill -9 $$")).exited.reason is ExitReason.SIGNALED
+    else:
+        assert exited.exit_code == 1
+    await asyncio.wait_for(connection.ping(), 10)
+
+
+async def test_a_disk_that_is_full_is_the_commands_own_business(backend: NamespaceBackend) -> None:
+    """Each place that can be written, one after the other, up to its end: no kill, no lost sandbox."""
+    limits = Limits(memory_bytes=256 << 20, disk_bytes=8 << 20)
+    connection = await backend.create("full", replace(TEMPLATE, limits=limits))
+    for place in ("/workspace", "/var/tmp", "/tmp", "/dev/shm"):
+        filled = await shell(connection, f"cat /dev/zero >{place}/f || true; stat -c %s {place}/f")
+        assert b"No space left on device" in filled.stderr, place
+        assert 0 < int(filled.stdout) <= 8 << 20
+        with pytest.raises(FileFailed, match="ENOSPC"):
+            await connection.files.write(place.encode() + b"/g", pieces(bytes(8 << 20)), 0o600)
+        assert (
+            await shell(connection, f"rm {place}/f && echo more >{place}/h && ls {place}")
+        ).stdout.endswith(b"h\n")
+
+
+async def test_without_control_groups_each_sandbox_still_counts_its_own_processes(tmp_path: Path) -> None:
+    options = NamespaceOptions(cgroup_root=tmp_path / "none")
+    backend = NamespaceBackend(tmp_path / "state", options)
+    await backend.open()
+    try:
+        capabilities = backend.capabilities()
+        assert capabilities.enforced_limits == {"disk", "open_files", "pids"}
+        assert "RLIMIT_NPROC" in capabilities.notes[0]
+        template = replace(TEMPLATE, limits=Limits(pids=8))
+        boxes = [await backend.create(f"n{n}", template) for n in range(4)]
+        six = "for n in 1 2 3 4 5 6; do sleep 0.5 & done; wait; echo all"
+        outcomes = await asyncio.gather(*(shell(box, six) for box in boxes))
+        assert [outcome.stdout for outcome in outcomes] == [b"all\n"] * 4
+        more = await shell(boxes[0], "for n in $(seq 20); do sleep 1 & done; wait", timeout=20)
+        assert b"fork" in more.stderr.lower()
+    finally:
+        await backend.close()
