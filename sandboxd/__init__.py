@@ -8,7 +8,7 @@ from sandboxd.interaction import Interaction
 from sandboxd.replies import Cut, ExecResult, SandboxInfo
 from sandboxd.sessions import Session, SessionResult
 from sandboxd.sync import SyncClient
-from sandboxd.types import ExitReason, PoolStats
+from sandboxd.types import ExitReason, FileInfo, FileKind, PoolStats
 
 __version__ = "0.1.0"
 
@@ -18,6 +18,8 @@ __all__ = [
     "Cut",
     "ExecResult",
     "ExitReason",
+    "FileInfo",
+    "FileKind",
     "Interaction",
     "PoolStats",
     "SandboxInfo",

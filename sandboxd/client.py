@@ -26,14 +26,15 @@ from sandboxd.config import default_address
 from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
 from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
+from sandboxd.remote_files import RemoteFiles
 from sandboxd.replies import ExecResult, SandboxInfo
-from sandboxd.requests import CommandOptions, Word, as_bytes
+from sandboxd.requests import CommandOptions, Word
 from sandboxd.sessions import KILL_CHILDREN, SHELL, Dialect, Session, python_dialect
 from sandboxd.status import translated
-from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, Exited, PoolStats, Stderr, Stdout
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, PoolStats
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
-from sandboxd.wire import OUTPUT_PIECE_BYTES, duration
+from sandboxd.wire import RUN_OUTPUT_LIMIT_BYTES, duration
 
 # A lease is renewed when a third of its time has passed, so that two renewals may fail.
 RENEW_FRACTION = 1 / 3
@@ -210,17 +211,16 @@ class Acquisition:
             await self._box.release()
 
 
-class Box:
+class Box(RemoteFiles):
     """A leased sandbox. It is yours until `release`, or until the daemon has not heard of you for `ttl`."""
 
     def __init__(self, client: Client, name: str, ttl: float) -> None:
-        self.name = name
+        super().__init__(client.sandboxes, name)
         self.ttl = ttl
         self.renew_at = time.monotonic() + ttl * RENEW_FRACTION
         self.ended: SandboxdError | None = None
         """Why the lease ended before its release, once that is known."""
         self._client = client
-        self._stub = client.sandboxes
 
     async def release(self) -> None:
         """Ends the lease; the daemon destroys the sandbox. Idempotent.
@@ -235,19 +235,24 @@ class Box:
     ) -> ExecResult:
         """Runs a command to its end and returns all it printed.
 
+        With an `output_limit` of at most 1 MiB that is one message there and one back; else a stream.
+
         A command that fails, times out or is killed is a result, not an exception. Raises SandboxLost
         when the sandbox died, LeaseExpired when its lease ran out.
         """
-        stdout, stderr = replies.Output(), replies.Output()
-        async for event in self.stream(argv, stdin=stdin, **options):
-            match event:
-                case Stdout(data, offset):
-                    stdout.add(data, offset)
-                case Stderr(data, offset):
-                    stderr.add(data, offset)
-                case Exited() as end:
-                    return replies.result(end, stdout, stderr)
-        raise SandboxLost(f"the command in {self.name} ended without saying how")
+        gathered = replies.Gathered()
+        if 0 < (options.get("output_limit") or 0) <= RUN_OUTPUT_LIMIT_BYTES:
+            self._check()
+            with translated():
+                reply = await self._stub.RunCommand(requests.command(self.name, argv, options, stdin))
+            for event in reply.events:
+                gathered.add(replies.event(event))
+        else:
+            async for told in self.stream(argv, stdin=stdin, **options):
+                gathered.add(told)
+        if gathered.result is None:
+            raise SandboxLost(f"the command in {self.name} ended without saying how")
+        return gathered.result
 
     async def stream(
         self, argv: Sequence[Word], *, stdin: bytes = b"", **options: Unpack[CommandOptions]
@@ -306,30 +311,6 @@ class Box:
     def _check(self) -> None:
         if self.ended is not None:
             raise self.ended
-
-    async def write_file(self, path: Word, data: bytes, *, mode: int = 0o644) -> int:
-        """Replaces a file atomically; returns its size. Raises FileFailed, SandboxLost."""
-
-        async def messages() -> AsyncIterator[pb.WriteFileRequest]:
-            target = pb.WriteFileRequest.Target(name=self.name, path=as_bytes(path), mode=mode)
-            yield pb.WriteFileRequest(target=target)
-            for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
-                yield pb.WriteFileRequest(data=data[begin : begin + OUTPUT_PIECE_BYTES])
-
-        with translated():
-            reply = await self._stub.WriteFile(messages())
-        size: int = reply.size_bytes
-        return size
-
-    async def read_file(self, path: Word, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Reads a file. Raises FileNotFound, FileFailed, SandboxLost."""
-        target = as_bytes(path)
-        request = pb.ReadFileRequest(name=self.name, path=target, offset=offset, limit_bytes=limit or 0)
-        content = bytearray()
-        with translated():
-            async for response in self._stub.ReadFile(request):
-                content += response.data
-        return bytes(content)
 
     def __repr__(self) -> str:
         return f"<Box {self.name.removeprefix(SANDBOX_PREFIX)}>"

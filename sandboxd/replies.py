@@ -10,6 +10,8 @@ from sandboxd.types import (
     Event,
     Exited,
     ExitReason,
+    FileInfo,
+    FileKind,
     PoolStats,
     Started,
     Stderr,
@@ -64,20 +66,35 @@ class ExecResult:
         return self.reason is ExitReason.EXITED and self.exit_code == 0
 
 
-def result(end: Exited, stdout: Output, stderr: Output) -> ExecResult:
-    """How a command ended, with what it printed before."""
-    return ExecResult(
-        reason=end.reason,
-        exit_code=end.exit_code,
-        signal=end.signal,
-        stdout=bytes(stdout.data),
-        stderr=bytes(stderr.data),
-        wall=end.wall,
-        cpu=end.cpu,
-        detail=end.detail,
-        stdout_cut=stdout.cut,
-        stderr_cut=stderr.cut,
-    )
+class Gathered:
+    """The events of one command, as they come; `result` once the last has."""
+
+    def __init__(self) -> None:
+        self.result: ExecResult | None = None
+        self._stdout, self._stderr = Output(), Output()
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Stdout(data, offset):
+                self._stdout.add(data, offset)
+            case Stderr(data, offset):
+                self._stderr.add(data, offset)
+            case Exited():
+                self.result = self._result(event)
+
+    def _result(self, end: Exited) -> ExecResult:
+        return ExecResult(
+            reason=end.reason,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            stdout=bytes(self._stdout.data),
+            stderr=bytes(self._stderr.data),
+            wall=end.wall,
+            cpu=end.cpu,
+            detail=end.detail,
+            stdout_cut=self._stdout.cut,
+            stderr_cut=self._stderr.cut,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,18 @@ def event(response: pb.ExecCommandResponse) -> Event:
             )
         case _:
             return Started()
+
+
+def file_info(reply: pb.FileInfo) -> FileInfo:
+    """What is at a path."""
+    return FileInfo(
+        name=reply.name,
+        kind=FileKind(pb.FileInfo.Type.Name(reply.type)),
+        size=reply.size_bytes,
+        mode=reply.mode,
+        modified=reply.modify_time.ToNanoseconds() / 1e9,
+        target=reply.link_target,
+    )
 
 
 def stats(pool: pb.Pool) -> PoolStats:

@@ -7,6 +7,7 @@ await when its client leaves or the server stops.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +18,7 @@ from google.protobuf import empty_pb2
 from grpc_status import rpc_status
 
 from sandboxd import wire
-from sandboxd.backends.base import Execution
+from sandboxd.backends.base import Execution, Files
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, InvalidRequest, PoolNotFound, SandboxdError, SandboxNotFound
 from sandboxd.fleet import Sandbox
@@ -31,9 +32,13 @@ logger = logging.getLogger(__name__)
 
 # A call without a deadline waits this long for a sandbox, so that a forgotten caller leaves the queue.
 LONGEST_WAIT_SECONDS = 3600.0
+# Metadata of an upload that has failed, and how long its caller may take to stop sending.
+STOPPED = "sandboxd-stopped"
+LINGER_SECONDS = 5.0
 # What the caller's own clock may lose on the way: the reply must arrive before its deadline.
 DEADLINE_MARGIN_SECONDS = 0.05
 
+Upload = pb.WriteFileRequest | pb.UploadTreeRequest
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -169,6 +174,12 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
             async for event in events:
                 yield wire.event(event)
 
+    @unary
+    async def RunCommand(self, request: pb.ExecCommandRequest, context: Context) -> pb.RunCommandResponse:
+        pool, sandbox_id = self._pools.holding(request.name)
+        async with pool.connection(sandbox_id).exec(wire.bounded_command(request)) as events:
+            return pb.RunCommandResponse(events=[wire.event(event) async for event in events])
+
     @streaming
     async def InteractCommand(
         self, requests: AsyncIterator[pb.InteractCommandRequest], context: Context
@@ -191,25 +202,60 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     async def WriteFile(
         self, requests: AsyncIterator[pb.WriteFileRequest], context: Context
     ) -> pb.WriteFileResponse:
-        first = await anext(aiter(requests), None)
-        if first is None or first.WhichOneof("payload") != "target":
-            raise InvalidRequest("the first message of WriteFile must carry `target`")
-        target = first.target
-        pool, sandbox_id = self._pools.holding(target.name)
-        connection = pool.connection(sandbox_id)
-        mode = wire.file_mode(target.mode)
-        size = await connection.write_file(wire.path(target.path), _pieces(requests), mode)
-        return pb.WriteFileResponse(size_bytes=size)
+        async with _upload(requests, context) as target:
+            data, mode = _pieces(requests, "WriteFile"), wire.file_mode(target.mode)
+            size = await self._files(target.name).write(wire.path(target.path), data, mode)
+            return pb.WriteFileResponse(size_bytes=size)
 
     @streaming
     async def ReadFile(
         self, request: pb.ReadFileRequest, context: Context
     ) -> AsyncIterator[pb.ReadFileResponse]:
-        pool, sandbox_id = self._pools.holding(request.name)
+        files = self._files(request.name)
         offset, limit = wire.file_range(request)
-        connection = pool.connection(sandbox_id)
-        async for data in connection.read_file(wire.path(request.path), offset=offset, limit=limit):
+        async for data in files.read(wire.path(request.path), offset=offset, limit=limit):
             yield pb.ReadFileResponse(data=data)
+
+    @unary
+    async def StatFile(self, request: pb.StatFileRequest, context: Context) -> pb.FileInfo:
+        return wire.file_info(await self._files(request.name).stat(wire.path(request.path)))
+
+    @streaming
+    async def ListFiles(
+        self, request: pb.ListFilesRequest, context: Context
+    ) -> AsyncIterator[pb.ListFilesResponse]:
+        page = pb.ListFilesResponse()
+        async for info in self._files(request.name).list_directory(wire.path(request.path)):
+            page.files.append(wire.file_info(info))
+            if len(page.files) == wire.FILES_AT_ONCE:
+                yield page
+                page = pb.ListFilesResponse()
+        yield page
+
+    @unary
+    async def RemoveFile(self, request: pb.RemoveFileRequest, context: Context) -> empty_pb2.Empty:
+        await self._files(request.name).remove(wire.path(request.path), recursive=request.recursive)
+        return empty_pb2.Empty()
+
+    @unary
+    async def UploadTree(
+        self, requests: AsyncIterator[pb.UploadTreeRequest], context: Context
+    ) -> pb.UploadTreeResponse:
+        async with _upload(requests, context) as target:
+            archive = _pieces(requests, "UploadTree")
+            count = await self._files(target.name).unpack(wire.path(target.path), archive)
+            return pb.UploadTreeResponse(entry_count=count)
+
+    @streaming
+    async def DownloadTree(
+        self, request: pb.DownloadTreeRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadTreeResponse]:
+        async for data in self._files(request.name).pack(wire.path(request.path)):
+            yield pb.DownloadTreeResponse(data=data)
+
+    def _files(self, name: str) -> Files:
+        pool, sandbox_id = self._pools.holding(name)
+        return pool.connection(sandbox_id).files
 
 
 async def _talk(requests: AsyncIterator[pb.InteractCommandRequest], execution: Execution) -> None:
@@ -247,10 +293,30 @@ async def _while(task: asyncio.Task[None], events: AsyncIterator[Event]) -> Asyn
         yield event
 
 
-async def _pieces(requests: AsyncIterator[pb.WriteFileRequest]) -> AsyncIterator[bytes]:
+@contextlib.asynccontextmanager
+async def _upload(requests: AsyncIterator[Upload], context: Context) -> AsyncIterator[Any]:
+    """Yields what the first message of an upload names. After an error in the block the caller is told to
+    send no more, and what it sends meanwhile is dropped: a status that crosses data can be lost on its way.
+    """
+    first = await anext(aiter(requests), None)
+    try:
+        if first is None or first.WhichOneof("payload") != "target":
+            raise InvalidRequest("the first message of an upload must carry `target`")
+        yield first.target
+    except SandboxdError:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await context.send_initial_metadata([(STOPPED, "1")])
+                async for _ in requests:
+                    pass
+        raise
+
+
+async def _pieces(requests: AsyncIterator[Upload], call: str) -> AsyncIterator[bytes]:
+    """The data of an upload. Raises InvalidRequest."""
     async for request in requests:
         if request.WhichOneof("payload") != "data":
-            raise InvalidRequest("only the first message of WriteFile may carry `target`")
+            raise InvalidRequest(f"only the first message of {call} may carry `target`")
         yield request.data
 
 

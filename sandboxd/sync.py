@@ -7,13 +7,14 @@ import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from sandboxd.client import Box, Client
 from sandboxd.replies import ExecResult
 from sandboxd.sessions import Session, SessionResult
-from sandboxd.types import PoolStats
+from sandboxd.types import FileInfo, PoolStats
 
 Result = TypeVar("Result")
 
@@ -105,6 +106,26 @@ class SyncBox:
     def read_file(self, path: str, **options: Any) -> bytes:
         """Reads a file."""
         return self._client.run(self._box.read_file(path, **options))
+
+    def stat_file(self, path: str) -> FileInfo:
+        """What is at a path."""
+        return self._client.run(self._box.stat_file(path))
+
+    def list_files(self, path: str = ".") -> list[FileInfo]:
+        """What a directory holds."""
+        return self._client.run(self._box.list_files(path))
+
+    def remove_file(self, path: str, *, recursive: bool = False) -> None:
+        """Removes a file, a symbolic link or a directory."""
+        self._client.run(self._box.remove_file(path, recursive=recursive))
+
+    def upload_tree(self, source: Path, path: str = ".") -> int:
+        """Copies a directory of this host into the sandbox."""
+        return self._client.run(self._box.upload_tree(source, path))
+
+    def download_tree(self, path: str, target: Path) -> None:
+        """Copies a directory of the sandbox to this host."""
+        self._client.run(self._box.download_tree(path, target))
 
 
 class SyncSession:

@@ -26,7 +26,8 @@ class Network(enum.StrEnum):
 class Limits:
     """What one sandbox may use. None leaves that resource without a limit of its own.
 
-    `disk_bytes` bounds the writable layer where the backend can (`Capabilities` says whether).
+    `disk_bytes` bounds the writable layer where the backend can (`Capabilities` says whether); the namespace
+    backend then keeps that layer in memory, where `memory_bytes` counts it, too.
     """
 
     memory_bytes: int | None = 512 << 20
@@ -139,6 +140,31 @@ class Exited:
 
 
 Event = Started | Stdout | Stderr | Exited
+
+
+class FileKind(enum.StrEnum):
+    """What a path names. OTHER: a pipe, a socket or a device."""
+
+    FILE = "FILE"
+    DIRECTORY = "DIRECTORY"
+    SYMLINK = "SYMLINK"
+    OTHER = "OTHER"
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What is at a path, not followed if it is a symbolic link.
+
+    `name` is the path's last part, `mode` its permission bits, `modified` in seconds since 1970, `target`
+    where a link leads.
+    """
+
+    name: bytes
+    kind: FileKind
+    size: int
+    mode: int
+    modified: float
+    target: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

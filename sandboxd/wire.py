@@ -16,6 +16,7 @@ from sandboxd.types import (
     Command,
     Event,
     Exited,
+    FileInfo,
     PoolStats,
     Started,
     Stderr,
@@ -33,6 +34,8 @@ OUTPUT_PIECE_BYTES = 1 << 19
 TERMINAL_SIDE_LIMIT = 65535
 SIGNAL_LIMIT = 64
 TAIL_LIMIT_BYTES = 1 << 20
+FILES_AT_ONCE = 1000
+RUN_OUTPUT_LIMIT_BYTES = 1 << 20
 
 Entry = TypeVar("Entry")
 
@@ -99,6 +102,16 @@ def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Com
         terminal=terminal_size(request.terminal) if request.HasField("terminal") else None,
         interactive=interactive,
     )
+
+
+def bounded_command(request: pb.ExecCommandRequest) -> Command:
+    """A command all of whose output fits into one message."""
+    if not 0 < request.output_limit_bytes <= RUN_OUTPUT_LIMIT_BYTES:
+        raise InvalidRequest(
+            f"output_limit_bytes = {request.output_limit_bytes} must be from 1 to {RUN_OUTPUT_LIMIT_BYTES}"
+            " for RunCommand; ExecCommand takes more, or none"
+        )
+    return command(request)
 
 
 def stdin(value: bytes) -> bytes:
@@ -202,6 +215,17 @@ def pool(name: str, stats: PoolStats) -> pb.Pool:
         start_failures_total=stats.start_failures_total,
         start_duration=None if stats.start_seconds is None else duration(stats.start_seconds),
         last_failure=stats.last_failure,
+    )
+
+
+def file_info(value: FileInfo) -> pb.FileInfo:
+    return pb.FileInfo(
+        name=value.name,
+        type=value.kind.value,
+        size_bytes=value.size,
+        mode=value.mode,
+        modify_time=timestamp(value.modified),
+        link_target=value.target,
     )
 
 

@@ -15,9 +15,15 @@ from tests.source_tree import ROOT, imports, module, relative, sources
 
 # Who alone may import a library. What is not listed may be imported wherever it is declared.
 PLACES = {
-    "grpc": {f"sandboxd/{name}.py" for name in ("client", "daemon", "interaction", "service", "status")},
+    "grpc": {
+        f"sandboxd/{name}.py"
+        for name in ("client", "daemon", "interaction", "remote_files", "service", "status")
+    },
     "docker": {
-        *(f"sandboxd/backends/{name}.py" for name in ("docker", "docker_exec", "docker_images", "engine")),
+        *(
+            f"sandboxd/backends/{name}.py"
+            for name in ("docker", "docker_exec", "docker_images", "engine", "engine_exec")
+        ),
         "sandboxd/bench/docker_sdk.py",
     },
     "torch": {f"rl/{name}.py" for name in ("loss", "model", "packed_attention", "trainer")},

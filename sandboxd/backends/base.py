@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from sandboxd.types import Capabilities, Command, Event, Template
+from sandboxd.types import Capabilities, Command, Event, FileInfo, Template
 
 
 class Execution(Protocol):
@@ -39,6 +39,47 @@ class Execution(Protocol):
         ...
 
 
+class Files(Protocol):
+    """The files of one sandbox, touched with its own rights. Relative paths start at the template's `cwd`.
+
+    All raise FileNotFound, FileFailed (the message names the fault) and SandboxLost.
+    """
+
+    async def write(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
+        """Replaces the file at `path` atomically and returns its size in bytes.
+
+        Missing parent directories are made. After an error the old file is as it was.
+        """
+        ...
+
+    def read(self, path: bytes, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        """Yields the file's bytes from `offset`, at most `limit` of them, in pieces of up to 256 KiB."""
+        ...
+
+    async def stat(self, path: bytes) -> FileInfo:
+        """What is at `path`."""
+        ...
+
+    def list_directory(self, path: bytes) -> AsyncIterator[FileInfo]:
+        """What the directory at `path` holds, sorted by name."""
+        ...
+
+    async def remove(self, path: bytes, *, recursive: bool) -> None:
+        """Removes a file, a link, an empty directory, or any directory if `recursive`."""
+        ...
+
+    async def unpack(self, path: bytes, archive: AsyncIterator[bytes]) -> int:
+        """Unpacks a tar archive into the directory at `path`, made if missing; returns the number of entries.
+
+        What came before an error stays.
+        """
+        ...
+
+    def pack(self, path: bytes) -> AsyncIterator[bytes]:
+        """Yields a tar archive of the directory at `path`, names relative to it, sorted."""
+        ...
+
+
 class Connection(Protocol):
     """A way into one running sandbox. Any number of commands may run through it at once."""
 
@@ -55,19 +96,9 @@ class Connection(Protocol):
         """Returns when the sandbox answers. Raises SandboxLost when it is gone."""
         ...
 
-    async def write_file(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
-        """Replaces the file at `path` atomically and returns its size in bytes.
-
-        Missing parent directories are made. A relative path starts at the template's `cwd`. Raises
-        FileNotFound, FileFailed, SandboxLost; after an error the old file is as it was.
-        """
-        ...
-
-    def read_file(self, path: bytes, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
-        """Yields the file's bytes from `offset`, at most `limit` of them, in pieces of up to 256 KiB.
-
-        Raises FileNotFound, FileFailed, SandboxLost.
-        """
+    @property
+    def files(self) -> Files:
+        """Its files."""
         ...
 
     async def wait_lost(self) -> str:

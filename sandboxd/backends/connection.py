@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sandboxd.backends.channel import Broken, Channel, dial
-from sandboxd.errors import FileFailed, FileNotFound, InvalidRequest, Phase, SandboxLost
+from sandboxd.backends.guest_files import GuestFiles
+from sandboxd.errors import InvalidRequest, Phase, SandboxLost
 from sandboxd.guest import wire
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
 
@@ -52,6 +52,7 @@ class GuestConnection:
         self._spare: Channel | None = None
         self._lost = asyncio.get_running_loop().create_future() if lost is None else lost
         self._lost.add_done_callback(lambda _: self._drop_spare())
+        self.files = GuestFiles(self.channel, self.absolute)
 
     # -- commands
 
@@ -60,7 +61,7 @@ class GuestConnection:
         """See `base.Connection.exec`. Raises also InvalidRequest for what no kernel takes."""
         first = wire.frame(wire.EXEC, self._request(command).pack())
         small = len(command.stdin) <= wire.PIECE
-        async with self._channel(Phase.EXEC) as channel:
+        async with self.channel(Phase.EXEC) as channel:
             await channel.send(first + _stdin(command.stdin) if small and command.stdin else first)
             feeder = None if small else asyncio.create_task(_feed(channel, command.stdin))
             try:
@@ -77,7 +78,7 @@ class GuestConnection:
             raise InvalidRequest("argv is empty: name a program to run", phase=Phase.EXEC)
         if any(b"\0" in string for string in (*command.argv, *pairs, command.cwd or b"")):
             raise InvalidRequest("argv, cwd and environment cannot hold NUL bytes", phase=Phase.EXEC)
-        request = wire.ExecRequest(list(command.argv), self._absolute(command.cwd or b""), list(env.items()))
+        request = wire.ExecRequest(list(command.argv), self.absolute(command.cwd or b""), list(env.items()))
         if command.timeout is not None:
             request.timeout = command.timeout
         if command.output_limit is not None:
@@ -96,7 +97,7 @@ class GuestConnection:
 
     async def ping(self) -> None:
         """See `base.Connection.ping`."""
-        async with self._channel(Phase.READY) as channel:
+        async with self.channel(Phase.READY) as channel:
             await channel.send(wire.frame(wire.PING))
             if (await channel.frame())[0] != wire.PING:
                 raise wire.Malformed("something else than a ping in return")
@@ -107,7 +108,7 @@ class GuestConnection:
         """See `base.Connection.wait_lost`."""
         if not self._watched_elsewhere and not self._lost.done():
             with contextlib.suppress(SandboxLost):
-                async with self._channel(Phase.READY) as channel:
+                async with self.channel(Phase.READY) as channel:
                     await channel.send(wire.frame(wire.WATCH))
                     await channel.frame()
                     raise wire.Malformed("a watched guest spoke")
@@ -122,46 +123,8 @@ class GuestConnection:
         if spare is not None:
             spare.close()
 
-    # -- files
-
-    async def write_file(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
-        """See `base.Connection.write_file`."""
-        target = self._absolute(path)
-        async with self._channel(Phase.FILE) as channel:
-            await channel.send(wire.frame(wire.WRITE, wire.WRITE_FIELDS.pack(mode), target))
-            reply = asyncio.ensure_future(channel.frame())
-            try:
-                await _send_file(channel, data, reply)
-                kind, payload = await reply
-            finally:
-                reply.cancel()
-                await asyncio.wait([reply])
-            if kind == wire.DONE and len(payload) == wire.OFFSET.size:
-                size: int = wire.OFFSET.unpack(payload)[0]
-                return size
-            raise _file_error(path, kind, payload)
-
-    async def read_file(
-        self, path: bytes, *, offset: int = 0, limit: int | None = None
-    ) -> AsyncIterator[bytes]:
-        """See `base.Connection.read_file`."""
-        target = self._absolute(path)
-        async with self._channel(Phase.FILE) as channel:
-            fields = wire.READ_FIELDS.pack(offset, -1 if limit is None else limit)
-            await channel.send(wire.frame(wire.READ, fields, target))
-            left = limit
-            while True:
-                kind, piece = await channel.frame()
-                if kind != wire.DATA:
-                    raise _file_error(path, kind, piece)
-                if not piece:
-                    return
-                left = None if left is None else left - len(piece)
-                if left is not None and left < 0:
-                    raise wire.Malformed("more of a file than was asked for")
-                yield piece
-
-    def _absolute(self, path: bytes) -> bytes:
+    def absolute(self, path: bytes) -> bytes:
+        """The path as the guest is told it. Raises InvalidRequest."""
         if b"\0" in path:
             raise InvalidRequest("a path cannot hold NUL bytes", phase=Phase.FILE)
         return os.path.join(self._template.cwd, path)  # noqa: PTH118 - bytes
@@ -169,7 +132,8 @@ class GuestConnection:
     # -- losing it
 
     @contextlib.asynccontextmanager
-    async def _channel(self, phase: Phase) -> AsyncIterator[Channel]:
+    async def channel(self, phase: Phase) -> AsyncIterator[Channel]:
+        """A connection for one operation. Raises SandboxLost, also for what breaks inside the block."""
         if self._lost.done():
             raise self._loss(self._lost.result(), phase)
         channel, self._spare = self._spare, None
@@ -304,27 +268,3 @@ async def _feed(channel: Channel, data: bytes) -> None:
         for start in range(0, len(data), wire.PIECE):
             await channel.send(wire.frame(wire.STDIN, data[start : start + wire.PIECE]))
         await channel.send(wire.frame(wire.STDIN))
-
-
-async def _send_file(
-    channel: Channel, data: AsyncIterator[bytes], reply: asyncio.Future[tuple[int, bytes]]
-) -> None:
-    """Sends until the end or an early reply, which is an error."""
-    async for piece in data:
-        for start in range(0, len(piece), wire.PIECE):
-            if reply.done():
-                return
-            await channel.send(wire.frame(wire.DATA, piece[start : start + wire.PIECE]))
-    await channel.send(wire.frame(wire.DATA))
-
-
-def _file_error(path: bytes, kind: int, payload: bytes) -> FileNotFound | FileFailed:
-    name = os.fsdecode(path)
-    if kind != wire.ERROR or len(payload) < wire.ERROR_FIELDS.size:
-        raise wire.Malformed(f"frame {kind} is no answer to a file request")
-    (number,) = wire.ERROR_FIELDS.unpack_from(payload)
-    message = payload[wire.ERROR_FIELDS.size :][:1024].decode(errors="replace")
-    if number == errno.ENOENT:
-        return FileNotFound(f"no such file: {name!r}")
-    code = errno.errorcode.get(number, str(number))
-    return FileFailed(f"{name!r}: {message} ({code})", metadata={"errno": code})

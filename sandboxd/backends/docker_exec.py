@@ -13,13 +13,13 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any
-from urllib.parse import quote
 
 import docker.errors
 
-from sandboxd.backends.engine import Engine, EngineRefused, EngineStream
-from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, InvalidRequest, Phase, SandboxLost
+from sandboxd.backends.docker_files import ExecFiles, text
+from sandboxd.backends.engine import Engine, EngineRefused
+from sandboxd.backends.engine_exec import EngineExec
+from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost
 from sandboxd.guest.output import Budget, Trimmer
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
 
@@ -36,14 +36,6 @@ KILL = (
 )
 # The Engine itself holds a stream open for 2 s when a background child does.
 KILL_PATIENCE_SECONDS = 5.0
-IS_MISSING, IS_DIRECTORY, IS_REFUSED = 44, 45, 46
-STAGE = '[ ! -d "$1" ] || exit 45; d=$(dirname "$1"); mkdir -p "$d" && cat >"$d/$2"'
-COMMIT = 'd=$(dirname "$1"); chmod "$3" "$d/$2" && mv -f "$d/$2" "$1"'
-DISCARD = 'rm -f "$(dirname "$1")/$2"'
-FETCH = (
-    '[ -e "$1" ] || exit 44; [ ! -d "$1" ] || exit 45; [ -r "$1" ] || exit 46;'
-    ' if [ "$3" = all ]; then tail -c "+$2" "$1"; else tail -c "+$2" "$1" | head -c "$3"; fi'
-)
 
 
 class ExecConnection:
@@ -54,6 +46,7 @@ class ExecConnection:
         self._container = container
         self._sandbox_id = sandbox_id
         self._template = template
+        self.files = ExecFiles(self.start)
 
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[_Run]:
@@ -72,51 +65,6 @@ class ExecConnection:
         if (state := await self._engine.ended(self._container)) is not None:
             raise SandboxLost(f"sandbox {self._sandbox_id} is gone: {state}")
 
-    async def write_file(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
-        """See `Connection`. Two steps, so that a source that fails half-way replaces nothing."""
-        name = _text(path)
-        partial = f".{secrets.token_hex(8)}.partial"
-        size = 0
-        stage = await self.start(["sh", "-c", STAGE, "sh", name, partial])
-        try:
-            async for piece in data:
-                size += len(piece)
-                await stage.feed(piece)
-            await self._file_step(stage, name)
-            commit = ["sh", "-c", COMMIT, "sh", name, partial, f"{mode & 0o7777:o}"]
-            await self._file_step(await self.start(commit), name)
-        except BaseException:
-            stage.close()
-            await (await self.start(["sh", "-c", DISCARD, "sh", name, partial])).finish()
-            raise
-        return size
-
-    async def _file_step(self, step: Execution, path: str) -> None:
-        output = await step.finish()
-        code = await step.exit_code()
-        if code:
-            raise _file_error(code, path, output.decode(errors="replace").strip())
-
-    async def read_file(
-        self, path: bytes, *, offset: int = 0, limit: int | None = None
-    ) -> AsyncIterator[bytes]:
-        """See `Connection`."""
-        name = _text(path)
-        size = "all" if limit is None else str(limit)
-        fetch = await self.start(["sh", "-c", FETCH, "sh", name, str(offset + 1), size])
-        errors = b""
-        try:
-            async for kind, piece in fetch.frames():
-                if kind == STDOUT:
-                    yield piece
-                else:
-                    errors += piece
-            code = await fetch.exit_code()
-            if code:
-                raise _file_error(code, name, errors.decode(errors="replace").strip())
-        finally:
-            fetch.close()
-
     async def wait_lost(self) -> str:
         """Returns when the Engine reports the container's end."""
         try:
@@ -129,9 +77,9 @@ class ExecConnection:
 
     async def start(
         self, argv: list[str], *, env: list[str] | None = None, cwd: str | None = None
-    ) -> Execution:
+    ) -> EngineExec:
         """Starts a program in the container. Raises SandboxLost when that does not run."""
-        workdir = cwd or _text(self._template.cwd)
+        workdir = cwd or text(self._template.cwd)
         try:
             created = await self._engine.call(
                 lambda api: api.exec_create(
@@ -144,7 +92,7 @@ class ExecConnection:
         except (docker.errors.APIError, EngineRefused) as error:
             state = await self._engine.ended(self._container) or str(error)
             raise SandboxLost(f"sandbox {self._sandbox_id} is gone: {state}") from error
-        return Execution(self._engine, self._container, created["Id"], stream)
+        return EngineExec(self._engine, self._container, created["Id"], stream)
 
     async def kill(self, mark: str) -> None:
         """Kills every process that carries the mark."""
@@ -165,70 +113,12 @@ class ExecConnection:
     def command(self, command: Command, mark: str) -> tuple[list[str], list[str], str]:
         """The command as the Engine takes it: argv, environment, working directory."""
         env = {b"HOME": self._template.cwd, **self._template.env, **command.env, MARK.encode(): mark.encode()}
-        argv = ["sh", "-c", START, "sh", *map(_text, command.argv)]
-        pairs = [f"{_text(key)}={_text(value)}" for key, value in env.items()]
+        argv = ["sh", "-c", START, "sh", *map(text, command.argv)]
+        pairs = [f"{text(key)}={text(value)}" for key, value in env.items()]
         cwd = self._template.cwd
         if command.cwd is not None:
             cwd = os.path.join(cwd, command.cwd)  # noqa: PTH118 - bytes
-        return argv, pairs, _text(cwd)
-
-
-class Execution:
-    """One exec of the Engine: a raw stream and, in the end, an exit code."""
-
-    def __init__(self, engine: Engine, container: str, exec_id: str, stream: EngineStream) -> None:
-        self._engine = engine
-        self._container = container
-        self._exec_id = exec_id
-        self._stream = stream
-
-    async def feed(self, data: bytes) -> None:
-        """Writes to its standard input, waiting for the program to take it."""
-        self._stream.writer.write(data)
-        await self._stream.writer.drain()
-
-    def end_input(self) -> None:
-        """Its standard input ends."""
-        self._stream.writer.write_eof()
-
-    def frames(self) -> AsyncIterator[tuple[int, bytes]]:
-        """Its output until it ends."""
-        return self._stream.frames()
-
-    async def finish(self) -> bytes:
-        """Ends its input and returns all it printed; for programs that print little."""
-        try:
-            self.end_input()
-            return b"".join([piece async for _, piece in self._stream.frames()])
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Drops the connection; the Engine then ends the program's input."""
-        self._stream.close()
-
-    async def exit_code(self) -> int:
-        """Waits for the end; a program that closed its output may still run."""
-        found = await self._inspect()
-        if not found["Running"]:
-            return int(found["ExitCode"] or 0)
-        filters = quote(f'{{"container":["{self._container}"],"event":["exec_die"]}}')
-        async with self._engine.lines("GET", f"/events?filters={filters}") as events:
-            found = await self._inspect()  # It may have ended before the events were listened to.
-            if not found["Running"]:
-                return int(found["ExitCode"] or 0)
-            async for event in events:
-                attributes = event.get("Actor", {}).get("Attributes", {})
-                if attributes.get("execID") == self._exec_id:
-                    return int(attributes.get("exitCode", 0))
-        raise SandboxLost("the Docker Engine went away while a command ran")
-
-    async def _inspect(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = await self._engine.call(lambda api: api.exec_inspect(self._exec_id))
-        except docker.errors.APIError as error:
-            raise SandboxLost(f"the container is gone: {error.explanation}") from error
-        return found
+        return argv, pairs, text(cwd)
 
 
 class _Run:
@@ -368,22 +258,3 @@ class _Run:
 
 def _output(kind: int, data: bytes, offset: int) -> Event:
     return Stdout(data, offset) if kind == STDOUT else Stderr(data, offset)
-
-
-def _text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{value!r} is not UTF-8: the Engine's exec API takes text only; use an image with python3"
-        ) from error
-
-
-def _file_error(code: int, path: str, detail: str) -> Exception:
-    if code == IS_MISSING:
-        return FileNotFound(f"{path}: No such file or directory")
-    if code == IS_DIRECTORY:
-        return FileFailed(f"{path}: Is a directory")
-    if code == IS_REFUSED:
-        return FileFailed(f"{path}: Permission denied")
-    return FileFailed(f"{path}: {detail or f'the shell ended with status {code}'}")

@@ -11,27 +11,17 @@ import contextlib
 import os
 import random
 import shutil
-import stat
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandboxd.backends.base import Execution
+from sandboxd.backends.host_files import HostFiles
 from sandboxd.backends.host_process import HostProcess
 from sandboxd.clock import Clock, MonotonicClock
-from sandboxd.errors import (
-    BackendUnavailable,
-    FileFailed,
-    FileNotFound,
-    InvalidRequest,
-    Phase,
-    SandboxLost,
-    StartFailed,
-)
+from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.types import Capabilities, Command, Event, Template
-
-FILE_PIECE_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -121,6 +111,7 @@ class FakeConnection:
         self._made_home: Path | None = None
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._processes: set[HostProcess] = set()
+        self.files = HostFiles(self._place)
 
     def die(self, why: str) -> None:
         """Ends the sandbox under whoever uses it."""
@@ -161,38 +152,6 @@ class FakeConnection:
     async def ping(self) -> None:
         self._check()
 
-    async def write_file(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
-        self._check()
-        target = self._path(path)
-        size = 0
-        with _file_errors(path):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_dir():
-                raise IsADirectoryError(21, "Is a directory")
-            partial = target.with_name(target.name + ".partial")
-            with partial.open("wb") as file:
-                async for piece in data:
-                    size += file.write(piece)
-            partial.chmod(mode)
-            partial.rename(target)
-        return size
-
-    async def read_file(
-        self, path: bytes, *, offset: int = 0, limit: int | None = None
-    ) -> AsyncIterator[bytes]:
-        self._check()
-        left = limit
-        with _file_errors(path), self._path(path).open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(22, "not a regular file")
-            file.seek(offset)
-            while left is None or left > 0:
-                piece = file.read(FILE_PIECE_BYTES if left is None else min(left, FILE_PIECE_BYTES))
-                if not piece:
-                    return
-                left = None if left is None else left - len(piece)
-                yield piece
-
     async def wait_lost(self) -> str:
         return await asyncio.shield(self._lost)
 
@@ -208,6 +167,10 @@ class FakeConnection:
         if cwd is None:
             directory.mkdir(parents=True, exist_ok=True)
         return directory
+
+    def _place(self, path: bytes) -> bytes:
+        self._check()
+        return os.fsencode(self._path(path))
 
     def _path(self, path: bytes) -> Path:
         """Paths below the template's working directory and relative ones live in the temporary directory."""
@@ -230,13 +193,3 @@ class _Checked:
         event = await anext(self._events)
         self._check()
         return event
-
-
-@contextlib.contextmanager
-def _file_errors(path: bytes) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise FileNotFound(f"no such file: {os.fsdecode(path)!r}") from error
-    except OSError as error:
-        raise FileFailed(f"{os.fsdecode(path)!r}: {error.strerror}") from error

@@ -1,27 +1,27 @@
-"""Files read and written for the daemon, with the sandbox's own rights and inside its own root."""
+"""The files of a sandbox, with its own rights and inside its own root, in steps short enough for a loop.
+
+What gives data is a generator: an empty piece means that there is nothing to send yet. What takes data is a
+sink: `feed` as often as needed, then `finish`, which returns a count, or `abandon`.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Generator
 
 from sandboxd.guest import wire
-from sandboxd.guest.peer import Operation, Peer
+
+# So many files are removed in one step.
+REMOVED_AT_ONCE = 128
+KINDS = {stat.S_IFREG: wire.REGULAR, stat.S_IFDIR: wire.DIRECTORY, stat.S_IFLNK: wire.SYMLINK}
 
 
-def failure(peer: Peer, error: OSError) -> Operation:
-    """Tells the daemon that the operation failed; what it still sends falls."""
-    message = (error.strerror or str(error)).encode()
-    peer.send(wire.frame(wire.ERROR, wire.ERROR_FIELDS.pack(error.errno or errno.EIO), message))
-    return Operation()
-
-
-class Writer(Operation):
+class FileSink:
     """Fills a new file beside the target and renames it over the target when all of it has come."""
 
-    def __init__(self, peer: Peer, path: bytes, mode: int) -> None:
-        self._peer = peer
+    def __init__(self, path: bytes, mode: int) -> None:
         self._path = path
         self._mode = mode
         self._size = 0
@@ -29,86 +29,100 @@ class Writer(Operation):
         if not name or os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         os.makedirs(parent, mode=0o755, exist_ok=True)
-        self._partial: bytes | None = os.path.join(parent, b"." + os.urandom(8).hex().encode() + b".partial")
+        self._partial = os.path.join(parent, b"." + os.urandom(8).hex().encode() + b".partial")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._partial, flags, 0o600)
 
-    def received(self, kind: int, payload: bytes) -> None:
-        if kind != wire.DATA:
-            raise wire.Malformed("nothing but data may follow a file request")
-        if self._partial is None:
-            return
-        try:
-            if payload:
-                self._write(payload)
-            else:
-                self._commit()
-        except OSError as error:
-            self.closed()
-            self._peer.operation = failure(self._peer, error)
-
-    def _write(self, payload: bytes) -> None:
-        view = memoryview(payload)
+    def feed(self, data: bytes) -> None:
+        """Raises OSError."""
+        view = memoryview(data)
         while view:
             written = os.write(self._fd, view)
             self._size += written
             view = view[written:]
 
-    def _commit(self) -> None:
+    def finish(self) -> int:
+        """Returns the file's size. Raises OSError."""
         os.fchmod(self._fd, self._mode & 0o7777)
-        if self._partial is not None:
-            os.rename(self._partial, self._path)
-        self._partial = None
+        os.rename(self._partial, self._path)
         os.close(self._fd)
-        self._peer.send(wire.frame(wire.DONE, wire.OFFSET.pack(self._size)))
+        self._fd = -1
+        return self._size
 
-    def closed(self) -> None:
-        """Takes an unfinished file away."""
-        if self._partial is not None:
-            os.close(self._fd)
-            os.unlink(self._partial)
-            self._partial = None
-
-
-class Reader(Operation):
-    """Sends a file in pieces, each when the one before has left."""
-
-    def __init__(self, peer: Peer, path: bytes, offset: int, limit: int) -> None:
-        self._peer = peer
-        self._left = limit
-        # Without O_NONBLOCK a named pipe would hold up the whole guest.
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            mode = os.fstat(self._fd).st_mode
-            if stat.S_ISDIR(mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not stat.S_ISREG(mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            os.lseek(self._fd, offset, os.SEEK_SET)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        peer.want_drained = True
-
-    def received(self, kind: int, payload: bytes) -> None:
-        raise wire.Malformed("nothing may follow a read request")
-
-    def drained(self) -> None:
-        size = wire.PIECE if self._left < 0 else min(wire.PIECE, self._left)
-        try:
-            piece = os.read(self._fd, size)
-        except OSError as error:
-            self._peer.want_drained = False
-            self.closed()
-            self._peer.operation = failure(self._peer, error)
-            return
-        if self._left >= 0:
-            self._left -= len(piece)
-        if not piece:
-            self._peer.want_drained = False
-        self._peer.send(wire.frame(wire.DATA, piece))
-
-    def closed(self) -> None:
+    def abandon(self) -> None:
+        """Takes an unfinished file away. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
+            os.unlink(self._partial)
         self._fd = -1
+
+
+def read(path: bytes, offset: int, limit: int) -> Generator[bytes, None, None]:
+    """The bytes of a regular file from `offset`; no more than `limit`, unless that is -1. Raises OSError."""
+    # Without O_NONBLOCK a named pipe would hold up the whole guest.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        os.lseek(fd, offset, os.SEEK_SET)
+        left = limit
+        while piece := os.read(fd, wire.PIECE if left < 0 else min(wire.PIECE, left)):
+            left -= len(piece) if left >= 0 else 0
+            yield piece
+    finally:
+        os.close(fd)
+
+
+def describe(path: bytes) -> Generator[bytes, None, None]:
+    """What is at `path`, not followed if it is a link: one packed `wire.Info`. Raises OSError."""
+    yield _info(path, os.path.basename(path.rstrip(b"/"))).pack()
+
+
+def list_directory(path: bytes) -> Generator[bytes, None, None]:
+    """What a directory holds, sorted by name: packed `wire.Info`s, whole in each piece. Raises OSError."""
+    piece = b""
+    for name in sorted(os.listdir(path)):
+        try:
+            piece += _info(os.path.join(path, name), name).pack()
+        except FileNotFoundError:
+            continue  # removed since
+        if len(piece) > wire.PIECE:
+            yield piece
+            piece = b""
+    yield piece
+
+
+def _info(path: bytes, name: bytes) -> wire.Info:
+    status = os.lstat(path)
+    kind = KINDS.get(stat.S_IFMT(status.st_mode), wire.OTHER)
+    target = os.readlink(path) if kind == wire.SYMLINK else b""
+    return wire.Info(kind, stat.S_IMODE(status.st_mode), status.st_size, status.st_mtime_ns, name, target)
+
+
+def remove(path: bytes, recursive: bool) -> Generator[bytes, None, None]:
+    """Removes a file, a link, or a directory, with all it holds if `recursive`. Raises OSError."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.unlink(path)
+        return
+    if not recursive:
+        os.rmdir(path)
+        return
+    removed = 0
+    stack = [path]
+    while stack:
+        with os.scandir(stack[-1]) as entries:
+            found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for below, is_directory in found:
+            if is_directory:
+                stack.append(below)
+                continue
+            os.unlink(below)
+            removed += 1
+            if not removed % REMOVED_AT_ONCE:
+                yield b""
+        if not any(is_directory for _, is_directory in found):
+            os.rmdir(stack.pop())
+            yield b""

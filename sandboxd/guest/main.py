@@ -8,9 +8,8 @@ import os
 import signal
 import socket
 
-from sandboxd.guest import wire
+from sandboxd.guest import transfer, wire
 from sandboxd.guest.commands import CommandTable
-from sandboxd.guest.files import Reader, Writer, failure
 from sandboxd.guest.loop import IN, Loop
 from sandboxd.guest.peer import Operation, Peer
 from sandboxd.guest.spawner import Spawner
@@ -77,10 +76,7 @@ class Guest:
             return None
         if kind == wire.WATCH:
             return None
-        try:
-            return _file_operation(peer, kind, payload)
-        except OSError as error:
-            return failure(peer, error)
+        return transfer.begin(peer, kind, payload)
 
     def _oom_kills(self) -> int:
         """How often the kernel killed for this sandbox's memory limit, as far as the host lets see."""
@@ -91,19 +87,6 @@ class Guest:
             if key == b"oom_kill":
                 return int(value)
         return 0
-
-
-def _file_operation(peer: Peer, kind: int, payload: bytes) -> Operation:
-    fields = wire.WRITE_FIELDS if kind == wire.WRITE else wire.READ_FIELDS
-    if kind not in (wire.WRITE, wire.READ) or len(payload) <= fields.size:
-        raise wire.Malformed(f"no operation begins with frame {kind}")
-    path = payload[fields.size :]
-    if b"\0" in path:
-        raise OSError(errno.EINVAL, "a path with a NUL byte")
-    if kind == wire.WRITE:
-        return Writer(peer, path, fields.unpack_from(payload)[0])
-    offset, limit = fields.unpack_from(payload)
-    return Reader(peer, path, offset, limit)
 
 
 def lock_down() -> None:

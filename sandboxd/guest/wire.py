@@ -15,13 +15,17 @@ EXEC_FIELDS = struct.Struct("!dqIBHHII")
 EXITED_FIELDS = struct.Struct("!Biidd")
 WRITE_FIELDS = struct.Struct("!I")
 READ_FIELDS = struct.Struct("!Qq")
+REMOVE_FIELDS = struct.Struct("!B")
 ERROR_FIELDS = struct.Struct("!I")
+# Kind, mode, size, nanoseconds since 1970, and the lengths of name and target.
+INFO_FIELDS = struct.Struct("!BIQqHI")
 SIGNAL_FIELDS = struct.Struct("!I")
 # Rows and columns.
 SIZE_FIELDS = struct.Struct("!HH")
 
 # What the daemon sends.
 EXEC, STDIN, WRITE, READ, PING, WATCH, SIGNAL, RESIZE = b"EIWRPVKG"
+STAT, LIST, REMOVE, PACK, UNPACK = b"TLMAU"
 # What both send: a piece of a file; an empty one ends it.
 DATA = ord("D")
 # What the guest sends.
@@ -33,6 +37,9 @@ MAX_REPLY = (1 << 20) + OFFSET.size
 MAX_REQUEST = 4 << 20
 # A piece of output or of a file.
 PIECE = 64 << 10
+
+# What is at a path.
+REGULAR, DIRECTORY, SYMLINK, OTHER = range(1, 5)
 
 # The reasons of an EXITED frame, in the order of their codes.
 REASONS = ("EXITED", "SIGNALED", "TIMED_OUT", "OOM_KILLED", "OUTPUT_LIMIT_EXCEEDED", "NOT_STARTED")
@@ -85,6 +92,43 @@ def unpack_strings(data: bytes, start: int, count: int) -> list[bytes]:
     if start != len(data):
         raise Malformed(f"{len(data) - start} bytes too many in a request")
     return strings
+
+
+class Info:
+    """What is at a path: `mode` its permission bits, `target` where a link leads."""
+
+    __slots__ = ("kind", "mode", "mtime_ns", "name", "size", "target")
+
+    def __init__(self, kind: int, mode: int, size: int, mtime_ns: int, name: bytes, target: bytes) -> None:
+        self.kind = kind
+        self.mode = mode
+        self.size = size
+        self.mtime_ns = mtime_ns
+        self.name = name
+        self.target = target
+
+    def pack(self) -> bytes:
+        """Part of the payload of a DATA frame."""
+        fields = (self.kind, self.mode, self.size, self.mtime_ns, len(self.name), len(self.target))
+        return INFO_FIELDS.pack(*fields) + self.name + self.target
+
+    @classmethod
+    def unpack_all(cls, payload: bytes) -> list[Info]:
+        """Those that fill a payload. Raises Malformed."""
+        found = []
+        start = 0
+        while start < len(payload):
+            if start + INFO_FIELDS.size > len(payload):
+                raise Malformed("a description ends early")
+            kind, mode, size, mtime_ns, name_length, target_length = INFO_FIELDS.unpack_from(payload, start)
+            start += INFO_FIELDS.size
+            end = start + name_length
+            name, target = payload[start:end], payload[end : end + target_length]
+            start = end + target_length
+            if start > len(payload) or not REGULAR <= kind <= OTHER:
+                raise Malformed("a description that is none")
+            found.append(cls(kind, mode, size, mtime_ns, name, target))
+        return found
 
 
 class ExecRequest:

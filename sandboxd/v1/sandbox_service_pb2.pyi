@@ -173,6 +173,12 @@ class ExecCommandResponse(_message.Message):
     exited: CommandExited
     def __init__(self, started: _Optional[_Union[CommandStarted, _Mapping]] = ..., stdout: _Optional[_Union[CommandOutput, _Mapping]] = ..., stderr: _Optional[_Union[CommandOutput, _Mapping]] = ..., exited: _Optional[_Union[CommandExited, _Mapping]] = ...) -> None: ...
 
+class RunCommandResponse(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[ExecCommandResponse]
+    def __init__(self, events: _Optional[_Iterable[_Union[ExecCommandResponse, _Mapping]]] = ...) -> None: ...
+
 class CommandStarted(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -253,6 +259,101 @@ class ReadFileRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[bytes] = ..., offset: _Optional[int] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadFileResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class FileInfo(_message.Message):
+    __slots__ = ("name", "type", "size_bytes", "mode", "modify_time", "link_target")
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TYPE_UNSPECIFIED: _ClassVar[FileInfo.Type]
+        FILE: _ClassVar[FileInfo.Type]
+        DIRECTORY: _ClassVar[FileInfo.Type]
+        SYMLINK: _ClassVar[FileInfo.Type]
+        OTHER: _ClassVar[FileInfo.Type]
+    TYPE_UNSPECIFIED: FileInfo.Type
+    FILE: FileInfo.Type
+    DIRECTORY: FileInfo.Type
+    SYMLINK: FileInfo.Type
+    OTHER: FileInfo.Type
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MODIFY_TIME_FIELD_NUMBER: _ClassVar[int]
+    LINK_TARGET_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    type: FileInfo.Type
+    size_bytes: int
+    mode: int
+    modify_time: _timestamp_pb2.Timestamp
+    link_target: bytes
+    def __init__(self, name: _Optional[bytes] = ..., type: _Optional[_Union[FileInfo.Type, str]] = ..., size_bytes: _Optional[int] = ..., mode: _Optional[int] = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., link_target: _Optional[bytes] = ...) -> None: ...
+
+class StatFileRequest(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: bytes
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[bytes] = ...) -> None: ...
+
+class ListFilesRequest(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: bytes
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[bytes] = ...) -> None: ...
+
+class ListFilesResponse(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[FileInfo]
+    def __init__(self, files: _Optional[_Iterable[_Union[FileInfo, _Mapping]]] = ...) -> None: ...
+
+class RemoveFileRequest(_message.Message):
+    __slots__ = ("name", "path", "recursive")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    RECURSIVE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: bytes
+    recursive: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[bytes] = ..., recursive: _Optional[bool] = ...) -> None: ...
+
+class UploadTreeRequest(_message.Message):
+    __slots__ = ("target", "data")
+    class Target(_message.Message):
+        __slots__ = ("name", "path")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        PATH_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        path: bytes
+        def __init__(self, name: _Optional[str] = ..., path: _Optional[bytes] = ...) -> None: ...
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    target: UploadTreeRequest.Target
+    data: bytes
+    def __init__(self, target: _Optional[_Union[UploadTreeRequest.Target, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadTreeResponse(_message.Message):
+    __slots__ = ("entry_count",)
+    ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
+    entry_count: int
+    def __init__(self, entry_count: _Optional[int] = ...) -> None: ...
+
+class DownloadTreeRequest(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: bytes
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[bytes] = ...) -> None: ...
+
+class DownloadTreeResponse(_message.Message):
     __slots__ = ("data",)
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes

@@ -69,6 +69,11 @@ class SandboxServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
                 _registered_method=True)
+        self.RunCommand = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/RunCommand',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.RunCommandResponse.FromString,
+                _registered_method=True)
         self.InteractCommand = channel.stream_stream(
                 '/sandboxd.v1.SandboxService/InteractCommand',
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InteractCommandRequest.SerializeToString,
@@ -83,6 +88,31 @@ class SandboxServiceStub:
                 '/sandboxd.v1.SandboxService/ReadFile',
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ReadFileRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ReadFileResponse.FromString,
+                _registered_method=True)
+        self.StatFile = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/StatFile',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.StatFileRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.FileInfo.FromString,
+                _registered_method=True)
+        self.ListFiles = channel.unary_stream(
+                '/sandboxd.v1.SandboxService/ListFiles',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListFilesResponse.FromString,
+                _registered_method=True)
+        self.RemoveFile = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/RemoveFile',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.RemoveFileRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
+        self.UploadTree = channel.stream_unary(
+                '/sandboxd.v1.SandboxService/UploadTree',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.UploadTreeRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.UploadTreeResponse.FromString,
+                _registered_method=True)
+        self.DownloadTree = channel.unary_stream(
+                '/sandboxd.v1.SandboxService/DownloadTree',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.DownloadTreeRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.DownloadTreeResponse.FromString,
                 _registered_method=True)
 
 
@@ -138,6 +168,14 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunCommand(self, request, context):
+        """As ExecCommand, for a caller that wants the result of a command that prints little: one message with all its
+        events. `output_limit_bytes` must be set, to at most 1 MiB.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def InteractCommand(self, request_iterator, context):
         """As ExecCommand, for a command that its caller talks to while it runs. The first message starts it; the
         rest are its input, signals to it and the size of its terminal, in order. What comes after its end is
@@ -156,6 +194,42 @@ class SandboxServiceServicer:
 
     def ReadFile(self, request, context):
         """Reads one file in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StatFile(self, request, context):
+        """Says what is at a path; a symbolic link there is not followed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFiles(self, request, context):
+        """Lists what a directory holds, sorted by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveFile(self, request, context):
+        """Removes a file, a symbolic link or a directory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadTree(self, request_iterator, context):
+        """Unpacks a tar archive into a directory. The first message names it; the rest carry the archive. It is all
+        there when the call returns; after an error what came before it stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DownloadTree(self, request, context):
+        """Packs a directory as a tar archive, with names relative to it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,6 +268,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.SerializeToString,
             ),
+            'RunCommand': grpc.unary_unary_rpc_method_handler(
+                    servicer.RunCommand,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.RunCommandResponse.SerializeToString,
+            ),
             'InteractCommand': grpc.stream_stream_rpc_method_handler(
                     servicer.InteractCommand,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InteractCommandRequest.FromString,
@@ -208,6 +287,31 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.ReadFile,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ReadFileRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ReadFileResponse.SerializeToString,
+            ),
+            'StatFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StatFile,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.StatFileRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.FileInfo.SerializeToString,
+            ),
+            'ListFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListFiles,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListFilesRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'RemoveFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveFile,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.RemoveFileRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'UploadTree': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadTree,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.UploadTreeRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.UploadTreeResponse.SerializeToString,
+            ),
+            'DownloadTree': grpc.unary_stream_rpc_method_handler(
+                    servicer.DownloadTree,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.DownloadTreeRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.DownloadTreeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -387,6 +491,33 @@ class SandboxService:
             _registered_method=True)
 
     @staticmethod
+    def RunCommand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/RunCommand',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.RunCommandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def InteractCommand(request_iterator,
             target,
             options=(),
@@ -457,6 +588,141 @@ class SandboxService:
             '/sandboxd.v1.SandboxService/ReadFile',
             sandboxd_dot_v1_dot_sandbox__service__pb2.ReadFileRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.ReadFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StatFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/StatFile',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.StatFileRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.FileInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/ListFiles',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ListFilesRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/RemoveFile',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.RemoveFileRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadTree(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/sandboxd.v1.SandboxService/UploadTree',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.UploadTreeRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.UploadTreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DownloadTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/DownloadTree',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.DownloadTreeRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.DownloadTreeResponse.FromString,
             options,
             channel_credentials,
             insecure,

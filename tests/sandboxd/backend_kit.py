@@ -158,4 +158,4 @@ async def pieces(*data: bytes) -> AsyncIterator[bytes]:
 
 
 async def read(box: Connection, path: bytes, **options: int) -> bytes:
-    return b"".join([piece async for piece in box.read_file(path, **options)])
+    return b"".join([piece async for piece in box.files.read(path, **options)])

@@ -8,12 +8,11 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
 
 import pytest
 
 from sandboxd.backends.base import Connection
-from sandboxd.errors import FileFailed, FileNotFound, SandboxLost
+from sandboxd.errors import FileNotFound, SandboxLost
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout
 
 from .backend_kit import Case, execute, pieces, read, shell
@@ -64,7 +63,7 @@ async def test_what_cannot_be_started_is_said(case: Case, box: Connection) -> No
     missing = (await execute(box, Command(argv=(b"no-such-program",)))).exited
     assert (missing.reason, missing.exit_code) == (ExitReason.NOT_STARTED, 127)
     assert "no-such-program" in missing.detail
-    await box.write_file(b"plain", pieces(b"text"), 0o644)
+    await box.files.write(b"plain", pieces(b"text"), 0o644)
     refused = (await execute(box, Command(argv=(b"./plain",)))).exited
     # The Engine says 126 also of a program that ended so itself.
     reason = ExitReason.EXITED if case.by_engine else ExitReason.NOT_STARTED
@@ -131,7 +130,7 @@ async def test_output_over_the_limit_keeps_its_head_and_its_tail(box: Connection
 
 async def test_large_output_is_whole(box: Connection) -> None:
     data = os.urandom(1 << 20)
-    await box.write_file(b"noise", pieces(data), 0o644)
+    await box.files.write(b"noise", pieces(data), 0o644)
     outcome = await shell(box, "for i in 1 2 3 4 5 6 7 8; do cat noise; done")
     assert outcome.code == 0
     assert hashlib.sha256(outcome.stdout).digest() == hashlib.sha256(data * 8).digest()
@@ -165,47 +164,9 @@ async def test_many_commands_at_once(box: Connection) -> None:
     assert [task.result().stdout for task in running] == [f"{n}\n".encode() for n in range(20)]
 
 
-async def test_files_come_back_as_they_were_written(box: Connection) -> None:
-    data = os.urandom(3_000_001)
-    assert await box.write_file(b"a/b/c", pieces(data[:5], b"", data[5:]), 0o640) == len(data)
-    assert await read(box, b"a/b/c") == data
-    assert await read(box, b"a/b/c", offset=2_999_990) == data[-11:]
-    assert await read(box, b"a/b/c", offset=10, limit=20) == data[10:30]
-    assert await read(box, b"a/b/c", limit=0) == b""
-    assert (await shell(box, "stat -c %a a/b/c")).stdout == b"640\n"
-    assert await box.write_file(b"a/b/c", pieces(b"short"), 0o755) == 5
-    assert await read(box, b"a/b/c") == b"short"
-    assert await box.write_file(b"empty", pieces(), 0o644) == 0
-    assert await read(box, b"empty") == b""
-
-
-async def test_files_that_cannot_be(box: Connection) -> None:
-    with pytest.raises(FileNotFound, match="missing"):
-        await read(box, b"missing")
-    assert (await shell(box, "mkdir directory; echo x > plain")).code == 0
-    with pytest.raises(FileFailed):
-        await read(box, b"directory")
-    with pytest.raises(FileFailed):
-        await box.write_file(b"directory", pieces(b"x"), 0o644)
-    with pytest.raises(FileFailed):
-        await box.write_file(b"plain/below", pieces(b"x"), 0o644)
-    assert (await shell(box, "ls -A")).stdout == b"directory\nplain\n"
-
-
-async def test_a_write_that_fails_leaves_the_old_file(box: Connection) -> None:
-    async def broken() -> AsyncIterator[bytes]:
-        yield b"new"
-        raise RuntimeError("the caller failed")
-
-    await box.write_file(b"file", pieces(b"old"), 0o644)
-    with pytest.raises(RuntimeError, match="the caller failed"):
-        await box.write_file(b"file", broken(), 0o644)
-    assert await read(box, b"file") == b"old"
-
-
 async def test_sandboxes_do_not_share_files(case: Case) -> None:
     async with case.sandbox() as one, case.sandbox() as other:
-        await one.write_file(b"mine", pieces(b"1"), 0o644)
+        await one.files.write(b"mine", pieces(b"1"), 0o644)
         with pytest.raises(FileNotFound):
             await read(other, b"mine")
 

@@ -121,41 +121,41 @@ async def test_a_slow_reader_holds_up_its_own_command_alone(box: ExecConnection)
 
 async def test_files(box: ExecConnection) -> None:
     data = bytes(range(256)) * 1000
-    assert await box.write_file(b"a/b/file", pieces(data[:1000], data[1000:]), 0o750) == len(data)
+    assert await box.files.write(b"a/b/file", pieces(data[:1000], data[1000:]), 0o750) == len(data)
     mode = await run(box, "stat", "-c", "%a", "/workspace/a/b/file")
     assert mode.stdout == b"750\n"
-    assert b"".join([piece async for piece in box.read_file(b"/workspace/a/b/file")]) == data
-    part = [piece async for piece in box.read_file(b"a/b/file", offset=10, limit=20)]
+    assert b"".join([piece async for piece in box.files.read(b"/workspace/a/b/file")]) == data
+    part = [piece async for piece in box.files.read(b"a/b/file", offset=10, limit=20)]
     assert b"".join(part) == data[10:30]
-    assert await box.write_file(b"a/b/file", pieces(), 0o600) == 0
-    assert [piece async for piece in box.read_file(b"a/b/file")] == []
+    assert await box.files.write(b"a/b/file", pieces(), 0o600) == 0
+    assert [piece async for piece in box.files.read(b"a/b/file")] == []
 
 
 async def test_files_that_cannot_be(box: ExecConnection) -> None:
     with pytest.raises(FileNotFound):
-        async for _ in box.read_file(b"missing"):
+        async for _ in box.files.read(b"missing"):
             pass
     with pytest.raises(FileFailed, match="directory"):
-        async for _ in box.read_file(b"/tmp"):
+        async for _ in box.files.read(b"/tmp"):
             pass
     with pytest.raises(FileFailed, match="directory"):
-        await box.write_file(b"/tmp", pieces(b"x"), 0o600)
+        await box.files.write(b"/tmp", pieces(b"x"), 0o600)
     with pytest.raises(FileFailed):
-        await box.write_file(b"/proc/nowhere/x", pieces(b"x"), 0o600)
+        await box.files.write(b"/proc/nowhere/x", pieces(b"x"), 0o600)
     with pytest.raises(InvalidRequest, match="UTF-8"):
-        await box.write_file(b"\xff", pieces(b"x"), 0o600)
+        await box.files.write(b"\xff", pieces(b"x"), 0o600)
 
 
 async def test_a_source_that_fails_replaces_nothing(box: ExecConnection) -> None:
-    await box.write_file(b"kept", pieces(b"old"), 0o600)
+    await box.files.write(b"kept", pieces(b"old"), 0o600)
 
     async def failing() -> AsyncIterator[bytes]:
         yield b"new"
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError, match="the source broke"):
-        await box.write_file(b"kept", failing(), 0o600)
-    assert [piece async for piece in box.read_file(b"kept")] == [b"old"]
+        await box.files.write(b"kept", failing(), 0o600)
+    assert [piece async for piece in box.files.read(b"kept")] == [b"old"]
     assert (await run(box, "ls", "-A", "/workspace")).stdout == b"kept\n"
 
 

@@ -70,7 +70,7 @@ async def test_a_guest_needs_nothing_but_a_socket(directory: Path) -> None:
     async with guest(directory) as box:
         await box.ping()
         assert (await shell(box, "echo $PPID; pwd")).stdout.endswith(os.fsencode(directory) + b"\n")
-        await box.write_file(b"f", pieces(b"abc"), 0o600)
+        await box.files.write(b"f", pieces(b"abc"), 0o600)
         assert await read(box, b"f") == b"abc"
 
 
@@ -213,7 +213,7 @@ async def test_a_guest_that_answers_files_with_nonsense(directory: Path) -> None
     (directory / "s").unlink()
     async with liar(directory, lambda connection: connection.sendall(STARTED)) as box:
         with pytest.raises(SandboxLost):
-            await box.write_file(b"f", pieces(b"x"), 0o644)
+            await box.files.write(b"f", pieces(b"x"), 0o644)
 
 
 async def test_more_of_a_file_than_was_asked_for(directory: Path) -> None:

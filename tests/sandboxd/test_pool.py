@@ -251,7 +251,7 @@ async def test_setup_runs_before_a_sandbox_counts_as_ready(rig: OpenRig) -> None
     template = Template("p", setup=(b"sh", b"-c", b"echo prepared > mark"))
     async with rig(template=template) as r:
         sandbox = await r.pool.acquire(timeout=None)
-        pieces = [piece async for piece in r.pool.connection(sandbox.id).read_file(b"mark")]
+        pieces = [piece async for piece in r.pool.connection(sandbox.id).files.read(b"mark")]
         assert b"".join(pieces) == b"prepared\n"
 
 

@@ -1,0 +1,177 @@
+"""What a client does with the files of a sandbox that it has leased."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tarfile
+from collections.abc import AsyncIterable, AsyncIterator
+from pathlib import Path
+from typing import IO, Any
+
+import grpc
+
+from sandboxd import replies
+from sandboxd.errors import FileFailed
+from sandboxd.guest import packing
+from sandboxd.requests import Word, as_bytes
+from sandboxd.status import translated
+from sandboxd.types import FileInfo
+from sandboxd.v1 import sandbox_service_pb2 as pb
+from sandboxd.wire import OUTPUT_PIECE_BYTES
+
+
+class RemoteFiles:
+    """The file calls of `Box`. Relative paths start at the sandbox's working directory.
+
+    All raise FileNotFound, FileFailed (the message names the fault), SandboxLost, LeaseExpired.
+    """
+
+    def __init__(self, stub: Any, name: str) -> None:
+        self.name = name
+        self._stub = stub
+
+    async def write_file(self, path: Word, data: bytes, *, mode: int = 0o644) -> int:
+        """Replaces a file atomically; returns its size."""
+
+        async def messages() -> AsyncIterator[pb.WriteFileRequest]:
+            target = pb.WriteFileRequest.Target(name=self.name, path=as_bytes(path), mode=mode)
+            yield pb.WriteFileRequest(target=target)
+            for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
+                yield pb.WriteFileRequest(data=data[begin : begin + OUTPUT_PIECE_BYTES])
+
+        size: int = (await _upload(self._stub.WriteFile(), messages())).size_bytes
+        return size
+
+    async def read_file(self, path: Word, *, offset: int = 0, limit: int | None = None) -> bytes:
+        """Reads a file."""
+        target = as_bytes(path)
+        request = pb.ReadFileRequest(name=self.name, path=target, offset=offset, limit_bytes=limit or 0)
+        return b"".join([piece async for piece in _data(self._stub.ReadFile(request))])
+
+    async def stat_file(self, path: Word) -> FileInfo:
+        """What is at a path; a symbolic link there is not followed."""
+        with translated():
+            reply = await self._stub.StatFile(pb.StatFileRequest(name=self.name, path=as_bytes(path)))
+        return replies.file_info(reply)
+
+    async def list_files(self, path: Word = b".") -> list[FileInfo]:
+        """What a directory holds, sorted by name."""
+        found = []
+        with translated():
+            async for reply in self._stub.ListFiles(pb.ListFilesRequest(name=self.name, path=as_bytes(path))):
+                found += [replies.file_info(file) for file in reply.files]
+        return found
+
+    async def remove_file(self, path: Word, *, recursive: bool = False) -> None:
+        """Removes a file, a symbolic link or a directory, with all it holds if `recursive`."""
+        request = pb.RemoveFileRequest(name=self.name, path=as_bytes(path), recursive=recursive)
+        with translated():
+            await self._stub.RemoveFile(request)
+
+    async def upload_archive(self, archive: AsyncIterable[bytes], path: Word = b".") -> int:
+        """Unpacks a tar archive into a directory, made if missing; returns how many entries it had."""
+
+        async def messages() -> AsyncIterator[pb.UploadTreeRequest]:
+            target = pb.UploadTreeRequest.Target(name=self.name, path=as_bytes(path))
+            yield pb.UploadTreeRequest(target=target)
+            async for piece in archive:
+                for begin in range(0, len(piece), OUTPUT_PIECE_BYTES):
+                    yield pb.UploadTreeRequest(data=piece[begin : begin + OUTPUT_PIECE_BYTES])
+
+        count: int = (await _upload(self._stub.UploadTree(), messages())).entry_count
+        return count
+
+    async def download_archive(self, path: Word = b".") -> AsyncIterator[bytes]:
+        """Yields a tar archive of a directory, names relative to it."""
+        request = pb.DownloadTreeRequest(name=self.name, path=as_bytes(path))
+        async for piece in _data(self._stub.DownloadTree(request)):
+            yield piece
+
+    async def upload_tree(self, source: Path, path: Word = b".") -> int:
+        """Copies what a directory of this host holds into one of the sandbox; returns the number of entries.
+
+        Modes, times, symbolic and hard links come along; owners do not. Raises OSError for what cannot be
+        read.
+        """
+
+        async def archive() -> AsyncIterator[bytes]:
+            with contextlib.closing(packing.pack(os.fsencode(source))) as pieces:
+                while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                    yield piece
+
+        return await self.upload_archive(archive(), path)
+
+    async def download_tree(self, path: Word, target: Path) -> None:
+        """Copies what a directory of the sandbox holds into `target`, made if missing.
+
+        The sandbox is not trusted: names and links that lead out of `target` are refused with FileFailed, and
+        so are devices. Raises OSError for what cannot be written.
+        """
+        await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
+        source, sink = os.pipe()
+        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, os.fdopen(source, "rb"), target))
+        try:
+            with os.fdopen(sink, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
+                async for piece in self.download_archive(path):
+                    await asyncio.to_thread(_write_all, pipe, piece)
+        except BaseException:
+            await asyncio.wait([unpacking])
+            unpacking.exception()  # that the archive ended early is known
+            raise
+        try:
+            await unpacking
+        except tarfile.FilterError as error:
+            raise FileFailed(f"{os.fsdecode(as_bytes(path))!r}: {error}") from error
+
+
+async def _upload(call: Any, messages: AsyncIterator[Any]) -> Any:
+    """Sends the messages and returns the reply, or raises what the daemon or `messages` raised.
+
+    A daemon that cannot go on says so in its initial metadata and waits for the end of what is sent: when a
+    call ends while a message is on its way, the library may put an error of its own in the status's place.
+    """
+    stopped = asyncio.ensure_future(call.initial_metadata())
+    try:
+        with translated():
+            async for message in messages:
+                if stopped.done() or not await _sent(call, message):
+                    break
+            if not call.done():
+                await call.done_writing()
+            return await call
+    finally:
+        call.cancel()
+        stopped.cancel()
+        await asyncio.wait([stopped])
+
+
+async def _sent(call: Any, message: Any) -> bool:
+    """False once the call has ended."""
+    try:
+        await call.write(message)
+    except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        return False
+    return True
+
+
+async def _data(call: Any) -> AsyncIterator[bytes]:
+    """The pieces that a call yields; leaving the iterator ends the call."""
+    try:
+        with translated():
+            async for reply in call:
+                yield reply.data
+    finally:
+        call.cancel()
+
+
+def _write_all(pipe: IO[bytes], data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[pipe.write(view) :]
+
+
+def _unpack(source: IO[bytes], target: Path) -> None:
+    with source, tarfile.open(fileobj=source, mode="r|") as archive:
+        archive.extractall(target, filter="data")
