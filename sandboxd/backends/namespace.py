@@ -343,23 +343,28 @@ class NamespaceBackend:
             "grace": options.grace_seconds,
         }
         package = str(Path(__file__).parent.parent)
-        process = await asyncio.create_subprocess_exec(
-            *(options.python, "-I", "-S", "-c", BOOTSTRAP, package),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+        argv = [options.python, "-I", "-S", "-c", BOOTSTRAP, package]
         try:
-            async with asyncio.timeout(START_SECONDS):
-                out, err = await process.communicate(json.dumps(spec).encode())
-        except TimeoutError as error:
+            done = await asyncio.to_thread(_answered, argv, json.dumps(spec).encode())
+        except subprocess.TimeoutExpired as error:
             raise BackendUnavailable(f"the launcher did not start within {START_SECONDS:g} s") from error
-        answer = out.decode(errors="replace").strip()
+        answer = done.stdout.decode(errors="replace").strip()
         if answer != "ready":
-            last = err.decode(errors="replace").strip().splitlines()[-1:]
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise BackendUnavailable(
                 f"namespace sandboxes cannot be made here: {answer or last or 'no answer'}"
             )
+
+
+def _answered(argv: list[str], given: bytes) -> subprocess.CompletedProcess[bytes]:
+    """Not by the event loop: some hand their own descriptors down, and a launcher would hold them."""
+    return subprocess.run(
+        argv,
+        input=given,
+        capture_output=True,
+        env={},
+        cwd="/",
+        start_new_session=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
