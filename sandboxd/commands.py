@@ -55,7 +55,7 @@ def _ending(end: Exited, arguments: argparse.Namespace) -> str:
         case ExitReason.NOT_STARTED:
             return f"the command could not be started: {end.detail}"
         case _:
-            return f"the command ended as {end.reason}"
+            return f"the command ended as {end.reason}{f': {end.detail}' if end.detail else ''}"
 
 
 async def list_sandboxes(arguments: argparse.Namespace) -> int:

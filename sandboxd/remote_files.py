@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import tarfile
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import grpc
 
@@ -20,6 +21,8 @@ from sandboxd.status import translated
 from sandboxd.types import FileInfo
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.wire import OUTPUT_PIECE_BYTES
+
+Result = TypeVar("Result")
 
 
 class RemoteFiles:
@@ -98,7 +101,7 @@ class RemoteFiles:
 
         async def archive() -> AsyncIterator[bytes]:
             with contextlib.closing(packing.pack(os.fsencode(source))) as pieces:
-                while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                while (piece := await _in_thread(next, pieces, None)) is not None:
                     yield piece
 
         return await self.upload_archive(archive(), path)
@@ -107,23 +110,37 @@ class RemoteFiles:
         """Copies what a directory of the sandbox holds into `target`, made if missing.
 
         The sandbox is not trusted: names and links that lead out of `target` are refused with FileFailed, and
-        so are devices. Raises OSError for what cannot be written.
+        so are devices and what is no archive. Raises OSError for what cannot be written.
         """
         await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
         source, sink = os.pipe()
-        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, os.fdopen(source, "rb"), target))
+        # A thread of its own: it waits for what the others write, who must find one free.
+        own = ThreadPoolExecutor(1, "unpacking")
+        loop = asyncio.get_running_loop()
+        unpacking = loop.run_in_executor(own, _unpack, os.fdopen(source, "rb"), target)
+        own.shutdown(wait=False)
         try:
             with os.fdopen(sink, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
                 async for piece in self.download_archive(path):
-                    await asyncio.to_thread(_write_all, pipe, piece)
+                    await _in_thread(_write_all, pipe, piece)
         except BaseException:
             await asyncio.wait([unpacking])
             unpacking.exception()  # that the archive ended early is known
             raise
         try:
             await unpacking
-        except tarfile.FilterError as error:
+        except (tarfile.TarError, ValueError, OverflowError) as error:
             raise FileFailed(f"{os.fsdecode(as_bytes(path))!r}: {error}") from error
+
+
+async def _in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
+    """As `asyncio.to_thread`, but over when it returns, also when it is cancelled."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(working)
+    finally:
+        if not working.done():
+            await asyncio.wait([working])
 
 
 async def _upload(call: Any, messages: AsyncIterator[Any]) -> Any:
@@ -135,11 +152,10 @@ async def _upload(call: Any, messages: AsyncIterator[Any]) -> Any:
     stopped = asyncio.ensure_future(call.initial_metadata())
     try:
         with translated():
-            async for message in messages:
-                if stopped.done() or not await _sent(call, message):
+            while (message := await _next(messages, stopped)) is not None:
+                if not await _sent(call.write(message)):
                     break
-            if not call.done():
-                await call.done_writing()
+            await _sent(call.done_writing())
             return await call
     finally:
         call.cancel()
@@ -147,11 +163,22 @@ async def _upload(call: Any, messages: AsyncIterator[Any]) -> Any:
         await asyncio.wait([stopped])
 
 
-async def _sent(call: Any, message: Any) -> bool:
-    """False once the call has ended."""
+async def _next(messages: AsyncIterator[Any], stopped: asyncio.Future[Any]) -> Any:
+    """The next message, or None at their end or when no more are wanted."""
+    coming = asyncio.ensure_future(anext(messages, None))
     try:
-        await call.write(message)
-    except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        await asyncio.wait({coming, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return None if stopped.done() else coming.result()
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+
+
+async def _sent(sending: Awaitable[None]) -> bool:
+    """False once the call has ended, which its status tells."""
+    try:
+        await sending
+    except (asyncio.InvalidStateError, grpc.aio.AioRpcError, grpc.aio.InternalError):
         return False
     return True
 

@@ -7,10 +7,10 @@ await when its client leaves or the server stops.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -24,7 +24,8 @@ from sandboxd.errors import Internal, InvalidRequest, PoolNotFound, SandboxdErro
 from sandboxd.fleet import Sandbox
 from sandboxd.pool import Lease, Pool
 from sandboxd.status import to_status
-from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, Stderr, Stdout
+from sandboxd.uploads import upload
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 
@@ -32,13 +33,9 @@ logger = logging.getLogger(__name__)
 
 # A call without a deadline waits this long for a sandbox, so that a forgotten caller leaves the queue.
 LONGEST_WAIT_SECONDS = 3600.0
-# Metadata of an upload that has failed, and how long its caller may take to stop sending.
-STOPPED = "sandboxd-stopped"
-LINGER_SECONDS = 5.0
 # What the caller's own clock may lose on the way: the reply must arrive before its deadline.
 DEADLINE_MARGIN_SECONDS = 0.05
 
-Upload = pb.WriteFileRequest | pb.UploadTreeRequest
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -178,7 +175,7 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     async def RunCommand(self, request: pb.ExecCommandRequest, context: Context) -> pb.RunCommandResponse:
         pool, sandbox_id = self._pools.holding(request.name)
         async with pool.connection(sandbox_id).exec(wire.bounded_command(request)) as events:
-            return pb.RunCommandResponse(events=[wire.event(event) async for event in events])
+            return pb.RunCommandResponse(events=[wire.event(event) for event in await _joined(events)])
 
     @streaming
     async def InteractCommand(
@@ -202,8 +199,8 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     async def WriteFile(
         self, requests: AsyncIterator[pb.WriteFileRequest], context: Context
     ) -> pb.WriteFileResponse:
-        async with _upload(requests, context) as target:
-            data, mode = _pieces(requests, "WriteFile"), wire.file_mode(target.mode)
+        async with upload(requests, context) as (target, data):
+            mode = wire.file_mode(target.mode)
             size = await self._files(target.name).write(wire.path(target.path), data, mode)
             return pb.WriteFileResponse(size_bytes=size)
 
@@ -224,12 +221,13 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     async def ListFiles(
         self, request: pb.ListFilesRequest, context: Context
     ) -> AsyncIterator[pb.ListFilesResponse]:
-        page = pb.ListFilesResponse()
+        page, size = pb.ListFilesResponse(), 0
         async for info in self._files(request.name).list_directory(wire.path(request.path)):
             page.files.append(wire.file_info(info))
-            if len(page.files) == wire.FILES_AT_ONCE:
+            size += len(info.name) + len(info.target)
+            if len(page.files) == wire.FILES_AT_ONCE or size > wire.NAMES_AT_ONCE_BYTES:
                 yield page
-                page = pb.ListFilesResponse()
+                page, size = pb.ListFilesResponse(), 0
         yield page
 
     @unary
@@ -241,8 +239,7 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     async def UploadTree(
         self, requests: AsyncIterator[pb.UploadTreeRequest], context: Context
     ) -> pb.UploadTreeResponse:
-        async with _upload(requests, context) as target:
-            archive = _pieces(requests, "UploadTree")
+        async with upload(requests, context) as (target, archive):
             count = await self._files(target.name).unpack(wire.path(target.path), archive)
             return pb.UploadTreeResponse(entry_count=count)
 
@@ -256,6 +253,24 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     def _files(self, name: str) -> Files:
         pool, sandbox_id = self._pools.holding(name)
         return pool.connection(sandbox_id).files
+
+
+async def _joined(events: AsyncIterable[Event]) -> list[Event]:
+    """All events, pieces of a stream that follow one another as one: a command may print byte by byte."""
+    firsts: list[Event] = []
+    data: list[bytearray] = []
+    async for event in events:
+        if isinstance(event, Stdout | Stderr) and firsts:
+            last = firsts[-1]
+            if isinstance(last, type(event)) and event.offset == last.offset + len(data[-1]):
+                data[-1] += event.data
+                continue
+        firsts.append(event)
+        data.append(bytearray(event.data if isinstance(event, Stdout | Stderr) else b""))
+    return [
+        replace(first, data=bytes(all_of_it)) if isinstance(first, Stdout | Stderr) else first
+        for first, all_of_it in zip(firsts, data, strict=True)
+    ]
 
 
 async def _talk(requests: AsyncIterator[pb.InteractCommandRequest], execution: Execution) -> None:
@@ -291,33 +306,6 @@ async def _while(task: asyncio.Task[None], events: AsyncIterator[Event]) -> Asyn
         if event is None:
             return
         yield event
-
-
-@contextlib.asynccontextmanager
-async def _upload(requests: AsyncIterator[Upload], context: Context) -> AsyncIterator[Any]:
-    """Yields what the first message of an upload names. After an error in the block the caller is told to
-    send no more, and what it sends meanwhile is dropped: a status that crosses data can be lost on its way.
-    """
-    first = await anext(aiter(requests), None)
-    try:
-        if first is None or first.WhichOneof("payload") != "target":
-            raise InvalidRequest("the first message of an upload must carry `target`")
-        yield first.target
-    except SandboxdError:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                await context.send_initial_metadata([(STOPPED, "1")])
-                async for _ in requests:
-                    pass
-        raise
-
-
-async def _pieces(requests: AsyncIterator[Upload], call: str) -> AsyncIterator[bytes]:
-    """The data of an upload. Raises InvalidRequest."""
-    async for request in requests:
-        if request.WhichOneof("payload") != "data":
-            raise InvalidRequest(f"only the first message of {call} may carry `target`")
-        yield request.data
 
 
 class PoolService(pb_grpc.PoolServiceServicer):

@@ -128,7 +128,8 @@ class Exited:
     """The command ended and all its output was sent. Last event, and only one.
 
     `exit_code` is meaningful for EXITED (and 127 or 126 for NOT_STARTED), `signal` for SIGNALED.
-    `wall` and `cpu` are in seconds. `detail` says in words why a program was not started.
+    `wall` and `cpu` are in seconds. `detail` says in words why a program was not started, or
+    which limit it met.
     """
 
     reason: ExitReason

@@ -34,7 +34,9 @@ OUTPUT_PIECE_BYTES = 1 << 19
 TERMINAL_SIDE_LIMIT = 65535
 SIGNAL_LIMIT = 64
 TAIL_LIMIT_BYTES = 1 << 20
-FILES_AT_ONCE = 1000
+FILES_AT_ONCE, NAMES_AT_ONCE_BYTES = 1000, 1 << 19
+# What a timestamp can say, in seconds since 1970: the years 1 to 9999.
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 RUN_OUTPUT_LIMIT_BYTES = 1 << 20
 
 Entry = TypeVar("Entry")
@@ -224,7 +226,7 @@ def file_info(value: FileInfo) -> pb.FileInfo:
         type=value.kind.value,
         size_bytes=value.size,
         mode=value.mode,
-        modify_time=timestamp(value.modified),
+        modify_time=timestamp(min(max(value.modified, FIRST_SECOND), LAST_SECOND)),
         link_target=value.target,
     )
 

@@ -10,6 +10,8 @@ import errno
 import os
 import time
 
+from sandboxd.guest.memory import Memory
+
 CPU_PERIOD_US = 100_000
 # A group whose last process has just gone may be busy for a moment.
 REMOVE_TRIES, REMOVE_PAUSE_SECONDS = 100, 0.005
@@ -159,12 +161,9 @@ class Cgroups:
         self._open = [(version, os.open(path, flags), brings) for version, path, brings in hierarchies]
         self.enforced = {controller for _, _, brings in hierarchies for controller in brings}
 
-    def enter(self, sandbox_id: str, limits: dict[str, float]) -> int:
-        """Makes the sandbox's groups, sets its limits and moves the caller in.
-
-        Returns a descriptor of the file that counts the kernel's kills for memory, or -1.
-        """
-        oom_fd = -1
+    def enter(self, sandbox_id: str, limits: dict[str, float]) -> Memory:
+        """Makes the sandbox's groups, sets its limits, moves the caller in; returns a view of its memory."""
+        memory = Memory()
         for version, fd, brings in self._open:
             os.mkdir(sandbox_id, 0o755, dir_fd=fd)
             group = os.open(sandbox_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
@@ -172,10 +171,9 @@ class Cgroups:
                 _write(group, name, value, optional=optional)
             _write(group, "cgroup.procs", "0", optional=False)
             if "memory" in brings:
-                name = "memory.events" if version == 2 else "memory.oom_control"
-                oom_fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=group)
+                memory = Memory.of(group)
             os.close(group)
-        return oom_fd
+        return memory
 
     def remove(self, sandbox_id: str) -> None:
         """Removes the sandbox's groups once their processes are gone. Raises OSError when they stay."""

@@ -77,7 +77,7 @@ class Confinement:
             os._exit(code)
 
     def _confined(self, order: Order, listener: socket.socket, lifeline: int) -> Guest:
-        oom_fd = self._cgroups.enter(order.sandbox_id, order.limits)
+        memory = self._cgroups.enter(order.sandbox_id, order.limits)
         proc = os.open("/proc/self", os.O_PATH | os.O_CLOEXEC)
         oom_score_fd = os.open("oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
         flags = sys.CLONE_NEWNS | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
@@ -91,12 +91,12 @@ class Confinement:
         # After the sandbox's user namespace was made: a limit from before would bound all of them together.
         if (pids := order.limits.get("pids")) is not None and "pids" not in self._cgroups.enforced:
             _set_limit(resource.RLIMIT_NPROC, int(pids) + 1)
-        _close_all_but({listener.fileno(), lifeline, oom_fd, oom_score_fd})
+        _close_all_but({listener.fileno(), lifeline, oom_score_fd} | memory.descriptors)
         sys.set_title(self._title_area, b"sandboxd-guest")
         os.umask(0o022)
         os.setsid()
         self._lock(lifeline)
-        return Guest(listener, lifeline=lifeline, oom_fd=oom_fd, oom_score_fd=oom_score_fd)
+        return Guest(listener, memory, lifeline=lifeline, oom_score_fd=oom_score_fd)
 
     def _limit(self, limits: dict[str, float]) -> None:
         enforced = self._cgroups.enforced

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -28,6 +29,8 @@ DEFAULT_ENV = {
 GUEST_SLACK_SECONDS = 15.0
 # How long a broken connection waits to hear from elsewhere what the sandbox died of.
 CAUSE_SECONDS = 1.0
+# No command of a sandbox has run for longer.
+LONGEST_SECONDS = 1e9
 
 
 class GuestConnection:
@@ -180,6 +183,9 @@ class _Execution:
             self._end_by = time.monotonic() + command.timeout + GUEST_SLACK_SECONDS
         self._offsets = {wire.STDOUT: 0, wire.STDERR: 0}
         self._uncut = set(self._offsets) if command.output_tail else set()
+        self._room: float = math.inf
+        if command.output_limit is not None:
+            self._room = command.output_limit + 2 * command.output_tail
         self._started = False
         self._ended = False
 
@@ -248,12 +254,17 @@ class _Execution:
             raise wire.Malformed(f"output at offset {offset} where {expected} is next")
         data = payload[wire.OFFSET.size :]
         self._offsets[kind] = offset + len(data)
+        self._room -= len(data)
+        if self._room < 0 or self._offsets[kind] > wire.LARGEST:
+            raise wire.Malformed("more output than the command's limit")
         return Stdout(data, offset) if kind == wire.STDOUT else Stderr(data, offset)
 
     def _exited(self, payload: bytes) -> Event:
         reason, code, number, wall, cpu = wire.EXITED_FIELDS.unpack_from(payload)
         if reason >= len(wire.REASONS) or self._started == (wire.REASONS[reason] == "NOT_STARTED"):
             raise wire.Malformed(f"an end of kind {reason} is out of place")
+        if not (0 <= wall <= LONGEST_SECONDS and 0 <= cpu <= LONGEST_SECONDS):
+            raise wire.Malformed(f"an end after {wall} s, {cpu} s of them computing")
         detail = payload[wire.EXITED_FIELDS.size :].decode(errors="replace")
         return Exited(ExitReason[wire.REASONS[reason]], code, number, wall, cpu, detail)
 

@@ -46,6 +46,7 @@ class ExecConnection:
         self._container = container
         self._sandbox_id = sandbox_id
         self._template = template
+        self.memory_limit = template.limits.memory_bytes
         self.files = ExecFiles(self.start)
 
     @contextlib.asynccontextmanager
@@ -211,7 +212,8 @@ class _Run:
         if self._killed_for is not None:
             return Exited(self._killed_for, signal=9, wall=wall)
         if code == 128 + 9 and await self._connection.ran_out_of_memory():
-            return Exited(ExitReason.OOM_KILLED, exit_code=code, signal=9, wall=wall)
+            detail = f"memory limit {self._connection.memory_limit} bytes"
+            return Exited(ExitReason.OOM_KILLED, exit_code=code, signal=9, wall=wall, detail=detail)
         return Exited(ExitReason.EXITED, exit_code=code, wall=wall)
 
     async def _not_started(self, refusal: bytes) -> Exited:

@@ -11,29 +11,39 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from sandboxd.errors import FileFailed, FileNotFound, InvalidRequest
+from sandboxd.guest.wire import LARGEST
 from sandboxd.types import FileInfo, FileKind
 
 if TYPE_CHECKING:
     from sandboxd.backends.engine_exec import EngineExec
 
 STDOUT = 1
-IS_MISSING, IS_DIRECTORY, IS_REFUSED, IS_NO_DIRECTORY = 44, 45, 46, 47
+IS_MISSING, IS_DIRECTORY, IS_REFUSED, IS_NO_DIRECTORY, IS_NO_FILE = 44, 45, 46, 47, 48
 MESSAGES = {
     IS_DIRECTORY: "Is a directory (EISDIR)",
     IS_REFUSED: "Permission denied (EACCES)",
     IS_NO_DIRECTORY: "Not a directory (ENOTDIR)",
+    IS_NO_FILE: "not a regular file (EINVAL)",
 }
-STAGE = '[ ! -d "$1" ] || exit 45; d=$(dirname "$1"); mkdir -p "$d" && cat >"$d/$2"'
-COMMIT = 'd=$(dirname "$1"); chmod "$3" "$d/$2" && mv -f "$d/$2" "$1"'
-DISCARD = 'rm -f "$(dirname "$1")/$2"'
+# What a directory's list may take, and what a program says of its failure.
+LISTED_BYTES, ERROR_BYTES = 64 << 20, 64 << 10
+# The file, its directory, the partial file.
+STAGE = '[ ! -d "$1" ] || exit 45; mkdir -p "$2" && cat >"$3"'
+COMMIT = 'chmod "$4" "$3" && mv -f "$3" "$1"'
+DISCARD = 'rm -f "$3"'
 FETCH = (
-    '[ -e "$1" ] || exit 44; [ ! -d "$1" ] || exit 45; [ -r "$1" ] || exit 46;'
+    '[ -e "$1" ] || exit 44; [ ! -d "$1" ] || exit 45; [ -f "$1" ] || exit 48; [ -r "$1" ] || exit 46;'
     ' if [ "$3" = all ]; then tail -c "+$2" "$1"; else tail -c "+$2" "$1" | head -c "$3"; fi'
 )
 THERE = '[ -e "$1" ] || [ -L "$1" ] || exit 44; '
 A_DIRECTORY = '[ -e "$1" ] || exit 44; [ -d "$1" ] || exit 47; [ -r "$1" ] && [ -x "$1" ] || exit 46; '
 # The file's raw mode in hexadecimal, its size and time, then its name and where it leads.
-SHOW = 'show() { stat -c "%f %s %Y" "$1" && printf "%s\\0%s\\0" "${1##*/}" "$(readlink "$1")"; }; '
+# A link's target is read with something behind it: what a shell substitutes loses the line feeds at its end.
+SHOW = (
+    'show() { stat -c "%f %s %Y" "$1" &&'
+    ' if [ -L "$1" ]; then t=$(readlink "$1"; echo x); t=${t%??}; else t=; fi &&'
+    ' printf "%s\\0%s\\0" "${1##*/}" "$t"; }; '
+)
 DESCRIBE = THERE + SHOW + 'show "$1"'
 LIST = (
     A_DIRECTORY + SHOW + 'for f in "$1"/* "$1"/.[!.]* "$1"/..?*; do'
@@ -62,14 +72,15 @@ class ExecFiles:
 
     async def write(self, path: bytes, data: AsyncIterator[bytes], mode: int) -> int:
         """See `base.Files`. Two steps, so that a source that fails half-way replaces nothing."""
-        name = text(path)
-        partial = f".{secrets.token_hex(8)}.partial"
+        name = _argument(path)
+        directory = name.rpartition("/")[0] or "/"
+        files = (name, directory, f"{directory}/.{secrets.token_hex(8)}.partial")
         counted = _Counted(data)
         try:
-            await _result(await self._shell(STAGE, name, partial), name, counted)
-            await _result(await self._shell(COMMIT, name, partial, f"{mode & 0o7777:o}"), name)
+            await _result(await self._shell(STAGE, *files), name, counted)
+            await _result(await self._shell(COMMIT, *files, f"{mode & 0o7777:o}"), name)
         except BaseException:
-            await (await self._shell(DISCARD, name, partial)).finish()
+            await (await self._shell(DISCARD, *files)).finish()
             raise
         return counted.size
 
@@ -83,25 +94,33 @@ class ExecFiles:
 
     async def list_directory(self, path: bytes) -> AsyncIterator[FileInfo]:
         """See `base.Files`."""
-        shown = b"".join([piece async for piece in self._pieces(LIST, path)])
+        shown = await self._shown(LIST, path)
         for info in sorted(_infos(shown), key=lambda info: info.name):
             yield info
 
     async def stat(self, path: bytes) -> FileInfo:
         """See `base.Files`."""
-        (info,) = _infos(
-            b"".join([piece async for piece in self._pieces(DESCRIBE, path.rstrip(b"/") or b"/")])
-        )
-        return info
+        found = _infos(await self._shown(DESCRIBE, path.rstrip(b"/") or b"/"))
+        if len(found) != 1:
+            raise FileFailed(f"{text(path)!r}: the image's `stat` says nothing that is understood")
+        return found[0]
+
+    async def _shown(self, script: str, path: bytes) -> bytes:
+        shown = bytearray()
+        async for piece in self._pieces(script, path):
+            shown += piece
+            if len(shown) > LISTED_BYTES:
+                raise FileFailed(f"{text(path)!r}: its description takes more than {LISTED_BYTES} bytes")
+        return bytes(shown)
 
     async def remove(self, path: bytes, *, recursive: bool) -> None:
         """See `base.Files`."""
-        name = text(path.rstrip(b"/"))
+        name = _argument(path.rstrip(b"/") or b"/")
         await _result(await self._shell(REMOVE, name, "yes" if recursive else "no"), name)
 
     async def unpack(self, path: bytes, archive: AsyncIterator[bytes]) -> int:
         """See `base.Files`."""
-        name = text(path)
+        name = _argument(path)
         counted = _Counted(archive)
         names = await _result(await self._shell(UNPACK, name), name, counted)
         if counted.end != bytes(ARCHIVE_END_BYTES):
@@ -113,7 +132,7 @@ class ExecFiles:
 
     async def _pieces(self, script: str, path: bytes, *arguments: str) -> AsyncIterator[bytes]:
         """What a script prints, up to its successful end."""
-        name = text(path)
+        name = _argument(path)
         running = await self._shell(script, name, *arguments)
         errors = b""
         try:
@@ -121,7 +140,7 @@ class ExecFiles:
                 if kind == STDOUT:
                     yield piece
                 else:
-                    errors += piece
+                    errors += piece[: ERROR_BYTES - len(errors)]
             if code := await running.exit_code():
                 raise _error(code, name, errors)
         finally:
@@ -145,22 +164,27 @@ class _Counted:
 
 async def _result(running: EngineExec, path: str, data: _Counted | None = None) -> bytes:
     """What a program printed, after its successful end."""
-    output = await (running.finish() if data is None else running.fill(aiter(data)))
+    printed = await (running.finish() if data is None else running.fill(aiter(data)))
     if code := await running.exit_code():
-        raise _error(code, path, output)
-    return output
+        raise _error(code, path, printed.stderr[:ERROR_BYTES])
+    return printed.stdout
 
 
 def _infos(shown: bytes) -> list[FileInfo]:
-    """What `SHOW` printed of each file."""
+    """What `SHOW` printed of each file. Raises FileFailed: the container's programs are not ours."""
     found = []
-    while shown:
-        fields, _, shown = shown.partition(b"\n")
-        name, target, shown = shown.split(b"\0", 2)
-        mode, size, modified = fields.split()
-        bits = int(mode, 16)
-        kind = KINDS.get(stat.S_IFMT(bits), FileKind.OTHER)
-        found.append(FileInfo(name, kind, int(size), stat.S_IMODE(bits), float(modified), target))
+    try:
+        while shown:
+            fields, _, shown = shown.partition(b"\n")
+            name, target, shown = shown.split(b"\0", 2)
+            mode, size, modified = fields.split()
+            bits = int(mode, 16)
+            kind = KINDS.get(stat.S_IFMT(bits), FileKind.OTHER)
+            found.append(
+                FileInfo(name, kind, int(size) & LARGEST, stat.S_IMODE(bits), float(int(modified)), target)
+            )
+    except (ValueError, OverflowError) as error:
+        raise FileFailed("the image's `stat` prints what is not understood") from error
     return found
 
 
@@ -169,6 +193,12 @@ def _error(code: int, path: str, output: bytes) -> FileNotFound | FileFailed:
         return FileNotFound(f"no such file: {path!r}")
     detail = output.decode(errors="replace").strip() or f"the shell ended with status {code}"
     return FileFailed(f"{path!r}: {MESSAGES.get(code, detail)}")
+
+
+def _argument(path: bytes) -> str:
+    """A path that no program takes for an option."""
+    name = text(path)
+    return name if name.startswith("/") else f"./{name}"
 
 
 def text(value: bytes) -> str:

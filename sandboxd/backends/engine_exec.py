@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import docker.errors
 
 from sandboxd.backends.engine import Engine, EngineStream
 from sandboxd.errors import SandboxLost
+
+STDOUT, STDERR = 1, 2
+# Of each stream of a program that is to print little; the rest falls.
+PRINTED_BYTES = 16 << 20
+
+
+class Printed(NamedTuple):
+    """What a program printed."""
+
+    stdout: bytes
+    stderr: bytes
 
 
 class EngineExec:
@@ -24,19 +35,22 @@ class EngineExec:
         self._stream = stream
 
     async def feed(self, data: bytes) -> None:
-        """Writes to its standard input, waiting for the program to take it."""
+        """Writes to its standard input, waiting for the program to take it. Raises ConnectionError."""
+        if self._stream.writer.is_closing():
+            raise ConnectionResetError("the program has ended")
         self._stream.writer.write(data)
         await self._stream.writer.drain()
 
     def end_input(self) -> None:
         """Its standard input ends."""
-        self._stream.writer.write_eof()
+        if not self._stream.writer.is_closing():
+            self._stream.writer.write_eof()
 
     def frames(self) -> AsyncIterator[tuple[int, bytes]]:
         """Its output until it ends."""
         return self._stream.frames()
 
-    async def fill(self, data: AsyncIterator[bytes]) -> bytes:
+    async def fill(self, data: AsyncIterator[bytes]) -> Printed:
         """Feeds it all of `data` and returns what it printed; when it ends early the rest is left."""
         feeding = asyncio.create_task(self._feed_all(data))
         printing = asyncio.create_task(self._printed())
@@ -55,13 +69,15 @@ class EngineExec:
         async for piece in data:
             with contextlib.suppress(ConnectionError):  # it ended, and its exit code says why
                 await self.feed(piece)
-        with contextlib.suppress(ConnectionError, OSError):
-            self.end_input()
+        self.end_input()
 
-    async def _printed(self) -> bytes:
-        return b"".join([piece async for _, piece in self._stream.frames()])
+    async def _printed(self) -> Printed:
+        kept = {STDOUT: bytearray(), STDERR: bytearray()}
+        async for kind, piece in self._stream.frames():
+            kept[kind] += piece[: PRINTED_BYTES - len(kept[kind])]
+        return Printed(bytes(kept[STDOUT]), bytes(kept[STDERR]))
 
-    async def finish(self) -> bytes:
+    async def finish(self) -> Printed:
         """Ends its input and returns all it printed; for programs that print little."""
         try:
             self.end_input()

@@ -69,10 +69,15 @@ class GuestFiles:
     async def stat(self, path: bytes) -> FileInfo:
         """See `base.Files`."""
         async with self._asked(wire.frame(wire.STAT, self._absolute(path))) as channel:
-            found = wire.Info.unpack_all(b"".join([piece async for piece in _pieces(channel, path)]))
-            if len(found) != 1:
-                raise wire.Malformed(f"{len(found)} descriptions of one path")
-            return to_info(found[0])
+            described: FileInfo | None = None
+            async for piece in _pieces(channel, path):
+                found = wire.Info.unpack_all(piece)
+                if described is not None or len(found) != 1:
+                    raise wire.Malformed("more than one description of a path")
+                described = to_info(found[0])
+            if described is None:
+                raise wire.Malformed("no description of a path")
+            return described
 
     async def remove(self, path: bytes, *, recursive: bool) -> None:
         """See `base.Files`."""
@@ -91,15 +96,20 @@ class GuestFiles:
         """Sends data to its end, or until an early reply, which is an error; returns the reply's count."""
         async with self._asked(request) as channel:
             reply = asyncio.ensure_future(channel.frame())
+            sending = asyncio.ensure_future(_send_pieces(channel, data))
             try:
-                await _send_pieces(channel, data, reply)
+                await asyncio.wait({reply, sending}, return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    sending.result()
                 kind, payload = await reply
             finally:
-                reply.cancel()
-                await asyncio.wait([reply])
+                for task in (reply, sending):
+                    task.cancel()
+                await asyncio.wait({reply, sending})
             if kind == wire.DONE and len(payload) == wire.OFFSET.size:
                 count: int = wire.OFFSET.unpack(payload)[0]
-                return count
+                if count <= wire.LARGEST:
+                    return count
             raise _error(path, kind, payload)
 
 
@@ -114,13 +124,9 @@ async def _pieces(channel: Channel, path: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def _send_pieces(
-    channel: Channel, data: AsyncIterator[bytes], reply: asyncio.Future[tuple[int, bytes]]
-) -> None:
+async def _send_pieces(channel: Channel, data: AsyncIterator[bytes]) -> None:
     async for piece in data:
         for start in range(0, len(piece), wire.PIECE):
-            if reply.done():
-                return
             await channel.send(wire.frame(wire.DATA, piece[start : start + wire.PIECE]))
     await channel.send(wire.frame(wire.DATA))
 
@@ -136,7 +142,8 @@ def failure(path: bytes, number: int, message: str) -> FileNotFound | FileFailed
     """What to raise for an errno; `message` says more, or the same in words."""
     name = os.fsdecode(path)
     if number == errno.ENOENT:
-        return FileNotFound(f"no such file: {name!r}")
+        more = "" if message == os.strerror(number) else f": {message}"
+        return FileNotFound(f"no such file: {name!r}{more}")
     code = errno.errorcode.get(number, str(number))
     return FileFailed(f"{name!r}: {message} ({code})", metadata={"errno": code})
 

@@ -25,6 +25,8 @@ from sandboxd.types import Capabilities, Network, Template
 # A launcher without a daemon keeps its sandboxes for this long.
 GRACE_SECONDS = 60.0
 START_SECONDS = 20.0
+# A start with less room than this on the disk would only fail later, inside the sandbox.
+ROOM_BYTES = 64 << 20
 # The first number of the users that sandboxes get when root starts them: a range that systemd and the
 # tools of useradd leave free.
 UID_BASE = 1_879_048_192
@@ -227,6 +229,7 @@ class NamespaceBackend:
     async def create(self, sandbox_id: str, template: Template) -> GuestConnection:
         """See `base.Backend.create`."""
         await self.prepare(template)
+        self._check_room()
         link = await self._connected()
         if sandbox_id in link.lost:
             raise StartFailed(f"the name {sandbox_id!r} is taken", phase=Phase.CREATE, retryable=False)
@@ -245,6 +248,18 @@ class NamespaceBackend:
             await asyncio.shield(self.destroy(sandbox_id))
             raise
         return connection
+
+    def _check_room(self) -> None:
+        """Raises StartFailed; retryable, for others may end and give room back."""
+        disk = os.statvfs(self._state)
+        left = disk.f_bavail * disk.f_frsize
+        if left < ROOM_BYTES:
+            raise StartFailed(
+                f"DISK_FULL: {left >> 20} MiB are left for {self._state}, a start needs {ROOM_BYTES >> 20};"
+                " free some space or name another state_dir",
+                phase=Phase.CREATE,
+                metadata={"host": "DISK_FULL"},
+            )
 
     @staticmethod
     async def _order(link: Link, sandbox_id: str, template: Template) -> None:

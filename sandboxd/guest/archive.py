@@ -13,6 +13,8 @@ EXTENSIONS = (PAX, PAX_GLOBAL, GNU_NAME, GNU_LINK)
 # The longest body of an extension; a path is at most 4096 bytes.
 MAX_EXTENSION = 1 << 20
 
+# Of a number in a pax record.
+DIGITS = 20
 NAME_BYTES = 100
 OCTAL_LIMIT = 8**11
 MAGIC = b"ustar\x0000"
@@ -135,19 +137,29 @@ class Overrides:
         entry.target = self._values.get(b"linkpath", entry.target)
         size = self._values.get(b"size")
         if size is not None:
-            if not size.isdigit():
-                raise Malformed("a record with a size that is none")
-            entry.size = int(size)
+            entry.size = _decimal(size)
+        if any(key.startswith(b"GNU.sparse.") for key in self._values):
+            raise Malformed("a sparse file, whose parts would be taken for the whole")
+        if b"\0" in entry.name + entry.target:
+            raise Malformed("a name with a zero byte")
         self._values = {}
 
 
 def _records(body: bytes) -> dict[bytes, bytes]:
     found = {}
-    while body:
-        length, space, _ = body.partition(b" ")
-        if not space or not length.isdigit() or not len(length) + 1 < int(length) <= len(body):
+    start = 0
+    while start < len(body):
+        space = body.find(b" ", start, start + DIGITS + 1)
+        end = start + _decimal(body[start:space]) if space >= 0 else 0
+        if not start <= space < end <= len(body):
             raise Malformed("a record with a wrong length")
-        key, _, value = body[len(length) + 1 : int(length) - 1].partition(b"=")
+        key, _, value = body[space + 1 : end - 1].partition(b"=")
         found[key] = value
-        body = body[int(length) :]
+        start = end
     return found
+
+
+def _decimal(field: bytes) -> int:
+    if not field.isdigit() or len(field) > DIGITS:
+        raise Malformed("a record with a number that is none")
+    return int(field)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from sandboxd.guest import wire
 from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
+from sandboxd.guest.memory import Memory
 from sandboxd.guest.output import Budget, Trimmer
 from sandboxd.guest.peer import Operation, Peer
 from sandboxd.guest.spawner import Ends, Spawner, resize
@@ -45,10 +46,10 @@ class Stream:
 class CommandTable:
     """The commands that run, by the pid of their first process."""
 
-    def __init__(self, loop: Loop, spawner: Spawner, oom_kills: Callable[[], int]) -> None:
+    def __init__(self, loop: Loop, spawner: Spawner, memory: Memory) -> None:
         self.loop = loop
         self.spawner = spawner
-        self.oom_kills = oom_kills
+        self.memory = memory
         self._running: dict[int, Running] = {}
 
     def begin(self, peer: Peer, payload: bytes) -> Operation:
@@ -124,7 +125,7 @@ class Running(Operation):
         self._cpu = 0.0
         self._wall = 0.0
         self._begin = time.monotonic()
-        self._oom_before = table.oom_kills()
+        self._oom_before = table.memory.kills()
         self._killed_for = ""
         self._kill_by: float | None = None
         self._tree_dead = True
@@ -353,8 +354,8 @@ class Running(Operation):
         reason = self._killed_for or ("SIGNALED" if number else "EXITED")
         # A shell reports its child's SIGKILL as 137.
         killed_by_other = not self._killed_for and signal.SIGKILL in (number, code - 128)
-        if killed_by_other and self._table.oom_kills() > self._oom_before:
-            reason = "OOM_KILLED"
+        if killed_by_other and self._table.memory.kills() > self._oom_before:
+            reason, self._detail = "OOM_KILLED", self._table.memory.describe()
         return _exited(reason, code=code, number=number, wall=self._wall, cpu=self._cpu, detail=self._detail)
 
     def _cancel_timers(self) -> None:

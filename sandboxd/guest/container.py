@@ -6,9 +6,10 @@ import os
 import socket
 
 from sandboxd.guest.main import BACKLOG, Guest, lock_down
+from sandboxd.guest.memory import Memory
 
-# By cgroup v2 and v1, as the container sees its own.
-OOM_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+# By cgroup v1 and v2, as the container sees its own.
+GROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 
 
 def serve(path: str, ready: bytes) -> None:
@@ -17,7 +18,8 @@ def serve(path: str, ready: bytes) -> None:
     The last line of standard output is the daemon's event: it need not look for the socket again and
     again. From then on nothing that the guest's descriptors lead to is the container's output.
     """
-    oom_fd = _open_any(OOM_COUNTS, os.O_RDONLY)
+    group = _open_any(GROUPS, os.O_RDONLY | os.O_DIRECTORY)
+    memory = Memory.of(group) if group >= 0 else Memory()
     oom_score_fd = _open_any(("/proc/self/oom_score_adj",), os.O_WRONLY)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0)  # The daemon, another user, must be able to connect.
@@ -26,7 +28,7 @@ def serve(path: str, ready: bytes) -> None:
     listener.listen(BACKLOG)
     os.chdir("/")
     lock_down()
-    guest = Guest(listener, oom_fd=oom_fd, oom_score_fd=oom_score_fd)
+    guest = Guest(listener, memory, oom_score_fd=oom_score_fd)
     os.write(1, ready)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for stream in range(3):

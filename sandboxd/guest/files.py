@@ -6,6 +6,7 @@ sink: `feed` as often as needed, then `finish`, which returns a count, or `aband
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -45,16 +46,17 @@ class FileSink:
         """Returns the file's size. Raises OSError."""
         os.fchmod(self._fd, self._mode & 0o7777)
         os.rename(self._partial, self._path)
-        os.close(self._fd)
-        self._fd = -1
+        fd, self._fd = self._fd, -1
+        os.close(fd)
         return self._size
 
     def abandon(self) -> None:
-        """Takes an unfinished file away. Idempotent."""
+        """Takes an unfinished file away. Idempotent, and no error: its directory may be gone by now."""
         if self._fd >= 0:
             os.close(self._fd)
-            os.unlink(self._partial)
-        self._fd = -1
+            self._fd = -1
+            with contextlib.suppress(OSError):
+                os.unlink(self._partial)
 
 
 def read(path: bytes, offset: int, limit: int) -> Generator[bytes, None, None]:
@@ -78,7 +80,8 @@ def read(path: bytes, offset: int, limit: int) -> Generator[bytes, None, None]:
 
 def describe(path: bytes) -> Generator[bytes, None, None]:
     """What is at `path`, not followed if it is a link: one packed `wire.Info`. Raises OSError."""
-    yield _info(path, os.path.basename(path.rstrip(b"/"))).pack()
+    path = _without_slash(path)
+    yield _info(path, os.path.basename(path)).pack()
 
 
 def list_directory(path: bytes) -> Generator[bytes, None, None]:
@@ -104,25 +107,40 @@ def _info(path: bytes, name: bytes) -> wire.Info:
 
 def remove(path: bytes, recursive: bool) -> Generator[bytes, None, None]:
     """Removes a file, a link, or a directory, with all it holds if `recursive`. Raises OSError."""
+    path = _without_slash(path)
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         os.unlink(path)
         return
     if not recursive:
         os.rmdir(path)
         return
-    removed = 0
     stack = [path]
     while stack:
-        with os.scandir(stack[-1]) as entries:
+        directories = yield from _remove_files(stack[-1])
+        if not directories:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(stack[-1])
+            stack.pop()
+        stack += directories
+        yield b""
+
+
+def _remove_files(directory: bytes) -> Generator[bytes, None, list[bytes]]:
+    """Leaves only the directories in a directory, and returns them. What goes by itself is no error."""
+    try:
+        with os.scandir(directory) as entries:
             found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for below, is_directory in found:
-            if is_directory:
-                stack.append(below)
-                continue
-            os.unlink(below)
-            removed += 1
-            if not removed % REMOVED_AT_ONCE:
-                yield b""
-        if not any(is_directory for _, is_directory in found):
-            os.rmdir(stack.pop())
+    except FileNotFoundError:
+        return []
+    files = [path for path, is_directory in found if not is_directory]
+    for number, path in enumerate(files, 1):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        if not number % REMOVED_AT_ONCE:
             yield b""
+    return [path for path, is_directory in found if is_directory]
+
+
+def _without_slash(path: bytes) -> bytes:
+    """At its end it would have a symbolic link followed."""
+    return path.rstrip(b"/") or b"/"

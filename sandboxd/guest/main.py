@@ -11,6 +11,7 @@ import socket
 from sandboxd.guest import transfer, wire
 from sandboxd.guest.commands import CommandTable
 from sandboxd.guest.loop import IN, Loop
+from sandboxd.guest.memory import Memory
 from sandboxd.guest.peer import Operation, Peer
 from sandboxd.guest.spawner import Spawner
 
@@ -24,12 +25,11 @@ class Guest:
     """Serves one listening socket until `lifeline` ends or a signal asks it to."""
 
     def __init__(
-        self, listener: socket.socket, *, lifeline: int = -1, oom_fd: int = -1, oom_score_fd: int = -1
+        self, listener: socket.socket, memory: Memory, *, lifeline: int = -1, oom_score_fd: int = -1
     ) -> None:
         self._loop = Loop()
         self._listener = listener
-        self._oom_fd = oom_fd
-        self._table = CommandTable(self._loop, Spawner(oom_score_fd=oom_score_fd), self._oom_kills)
+        self._table = CommandTable(self._loop, Spawner(oom_score_fd=oom_score_fd), memory)
         self._watch_signals()
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), IN, self._accept)
@@ -77,16 +77,6 @@ class Guest:
         if kind == wire.WATCH:
             return None
         return transfer.begin(peer, kind, payload)
-
-    def _oom_kills(self) -> int:
-        """How often the kernel killed for this sandbox's memory limit, as far as the host lets see."""
-        if self._oom_fd < 0:
-            return 0
-        for line in os.pread(self._oom_fd, 4096, 0).splitlines():
-            key, _, value = line.partition(b" ")
-            if key == b"oom_kill":
-                return int(value)
-        return 0
 
 
 def lock_down() -> None:

@@ -24,6 +24,9 @@ def pack(root: bytes) -> Generator[bytes, None, None]:
 
     A file that has grown since its header was written is cut there. Sockets and devices are left out.
     """
+    if not os.path.isdir(root):
+        os.stat(root)
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     pending = bytearray()
     for piece in _pack(root):
         pending += piece
@@ -36,8 +39,13 @@ def pack(root: bytes) -> Generator[bytes, None, None]:
 def _pack(root: bytes) -> Iterator[bytes]:
     names: dict[tuple[int, int], bytes] = {}
     for path, name in _walk(root):
+        fd = -1
         try:
-            status = os.lstat(path) if name != b"./" else os.stat(path)
+            status = os.stat(path) if name == b"./" else os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                # Described by what was opened: another may take its place at any time. A pipe would block.
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                status = os.fstat(fd)
             entry = _entry(path, name, status)
             if entry is None:
                 continue
@@ -45,11 +53,18 @@ def _pack(root: bytes) -> Iterator[bytes]:
                 first = names.setdefault((status.st_dev, status.st_ino), name)
                 if first != name:
                     entry.kind, entry.size, entry.target = archive.HARD_LINK, 0, first
+            yield archive.header(entry)
+            if entry.kind == archive.REGULAR:
+                yield from _body(fd, entry.size)
         except FileNotFoundError:
+            if name == b"./":
+                raise
             continue  # removed since its directory was read
-        yield archive.header(entry)
-        if entry.kind == archive.REGULAR:
-            yield from _body(path, entry.size)
+        except OSError as error:
+            raise _named(error, path) from error
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
 
 def _walk(root: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -88,21 +103,14 @@ def _entry(path: bytes, name: bytes, status: os.stat_result) -> Entry | None:
     return entry
 
 
-def _body(path: bytes, size: int) -> Iterator[bytes]:
+def _body(fd: int, size: int) -> Iterator[bytes]:
     left = size
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            while left:
-                piece = os.read(fd, min(left, PIECE))
-                if not piece:
-                    raise OSError(errno.EIO, "it became shorter while it was read")
-                left -= len(piece)
-                yield piece
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise _named(error, path) from error
+    while left:
+        piece = os.read(fd, min(left, PIECE))
+        if not piece:
+            raise OSError(errno.EIO, "it became shorter while it was read")
+        left -= len(piece)
+        yield piece
     yield bytes(archive.padding(size))
 
 
@@ -118,6 +126,7 @@ class Unpacker:
     """
 
     def __init__(self, root: bytes) -> None:
+        self._made_root = not os.path.isdir(root)
         os.makedirs(root, mode=0o755, exist_ok=True)
         self._root = root
         self._buffer = bytearray()
@@ -129,7 +138,7 @@ class Unpacker:
         self._skip = 0
         self._ended = False
         self._count = 0
-        self._directories: list[tuple[bytes, Entry]] = []
+        self._directories: dict[bytes, Entry] = {}
 
     def feed(self, data: bytes) -> None:
         """Raises OSError."""
@@ -139,14 +148,15 @@ class Unpacker:
         try:
             while not self._ended and self._step():
                 pass
-        except archive.Malformed as error:
+        except (ValueError, OverflowError) as error:
             raise OSError(errno.EINVAL, f"not a tar archive: {error}") from error
 
     def finish(self) -> int:
         """The archive is complete; returns how many entries it had. Raises OSError."""
         if not self._ended:
             raise OSError(errno.EINVAL, "the archive ends early")
-        for path, entry in reversed(self._directories):
+        deepest_first = sorted(self._directories.items(), key=lambda item: -item[0].count(b"/"))
+        for path, entry in deepest_first:
             os.chmod(path, entry.mode & 0o7777)
             os.utime(path, (entry.mtime, entry.mtime))
         return self._count
@@ -216,11 +226,15 @@ class Unpacker:
 
     def _place(self, entry: Entry) -> None:
         path = self._inside(entry.name)
+        entry.mtime = min(max(entry.mtime, 0), archive.OCTAL_LIMIT - 1)
         if entry.kind == archive.DIRECTORY:
             self._make_directory(path, entry)
             return
         if path == self._root:
             raise OSError(errno.EINVAL, "an entry without a name")
+        if entry.kind == archive.HARD_LINK:
+            self._link(self._inside(entry.target), path)
+            return
         _clear(path)
         if entry.kind == archive.REGULAR:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -230,20 +244,29 @@ class Unpacker:
         if entry.kind == archive.SYMLINK:
             os.symlink(entry.target, path)
             os.utime(path, (entry.mtime, entry.mtime), follow_symlinks=False)
-        elif entry.kind == archive.HARD_LINK:
-            os.link(self._inside(entry.target), path, follow_symlinks=False)
         elif entry.kind == archive.FIFO:
             os.mkfifo(path, entry.mode & 0o7777)
         else:
             raise OSError(errno.EPERM, f"an entry of kind {entry.kind!r} cannot be made")
 
+    def _link(self, source: bytes, path: bytes) -> None:
+        if source == path:
+            os.lstat(path)  # a link to itself asks only that it be there
+            return
+        _clear(path)
+        os.link(source, path, follow_symlinks=False)
+
     def _make_directory(self, path: bytes, entry: Entry) -> None:
-        try:
+        if path == self._root:
+            if self._made_root:  # one that was there is its owner's to close or open
+                self._directories[path] = entry
+            return
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.chmod(path, 0o700 | entry.mode & 0o7777)
+        else:
+            _clear(path)
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            if not stat.S_ISDIR(os.lstat(path).st_mode) and path != self._root:
-                raise
-        self._directories.append((path, entry))
+        self._directories[path] = entry
 
     def _inside(self, name: bytes) -> bytes:
         """The path of an entry, its parents made. Raises OSError when it leaves the directory."""

@@ -9,6 +9,8 @@ from collections.abc import Generator
 from sandboxd.guest import files, packing, wire
 from sandboxd.guest.peer import Operation, Peer
 
+# The rest of a longer one is cut off.
+MESSAGE_BYTES = 1024
 GIVERS = {wire.STAT: files.describe, wire.LIST: files.list_directory, wire.PACK: packing.pack}
 
 
@@ -53,7 +55,7 @@ def _path(path: bytes) -> bytes:
 
 def _failure(peer: Peer, error: OSError) -> Operation:
     """Tells the daemon that the operation failed; what it still sends falls."""
-    message = (error.strerror or str(error)).encode(errors="surrogateescape")
+    message = (error.strerror or str(error)).encode(errors="surrogateescape")[:MESSAGE_BYTES]
     peer.send(wire.frame(wire.ERROR, wire.ERROR_FIELDS.pack(error.errno or errno.EIO), message))
     return Operation()
 

@@ -38,6 +38,9 @@ MAX_REQUEST = 4 << 20
 # A piece of output or of a file.
 PIECE = 64 << 10
 
+# The largest count, size or offset that either side may speak of.
+LARGEST = (1 << 63) - 1
+
 # What is at a path.
 REGULAR, DIRECTORY, SYMLINK, OTHER = range(1, 5)
 
@@ -109,7 +112,8 @@ class Info:
 
     def pack(self) -> bytes:
         """Part of the payload of a DATA frame."""
-        fields = (self.kind, self.mode, self.size, self.mtime_ns, len(self.name), len(self.target))
+        mtime_ns = min(max(self.mtime_ns, -LARGEST), LARGEST)  # a file system may know later dates
+        fields = (self.kind, self.mode, self.size, mtime_ns, len(self.name), len(self.target))
         return INFO_FIELDS.pack(*fields) + self.name + self.target
 
     @classmethod
@@ -125,7 +129,7 @@ class Info:
             end = start + name_length
             name, target = payload[start:end], payload[end : end + target_length]
             start = end + target_length
-            if start > len(payload) or not REGULAR <= kind <= OTHER:
+            if start > len(payload) or not REGULAR <= kind <= OTHER or size > LARGEST:
                 raise Malformed("a description that is none")
             found.append(cls(kind, mode, size, mtime_ns, name, target))
         return found

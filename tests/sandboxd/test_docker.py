@@ -85,6 +85,7 @@ async def test_limits_are_enforced(backend: DockerBackend, template: Template) -
         assert b"BlockingIOError" in (await run(box, "python3", "-c", spawn, timeout=20)).stderr
         hungry = await run(box, "python3", "-c", "b'x' * (256 << 20)", timeout=30)
         assert hungry.exited.reason is ExitReason.OOM_KILLED
+        assert "memory limit" in hungry.exited.detail
         await box.ping()
 
 

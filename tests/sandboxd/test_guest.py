@@ -31,9 +31,10 @@ import signal, socket, sys, types
 package = sys.modules["sandboxd"] = types.ModuleType("sandboxd")
 package.__path__ = [sys.argv[1] + "/sandboxd"]
 from sandboxd.guest.main import Guest, lock_down
+from sandboxd.guest.memory import Memory
 listener = socket.socket(fileno=int(sys.argv[2]))
 lock_down()
-Guest(listener).serve()
+Guest(listener, Memory()).serve()
 """
 
 

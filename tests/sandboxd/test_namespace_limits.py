@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
-from sandboxd.errors import FileFailed
+from sandboxd.errors import FileFailed, StartFailed
 from sandboxd.types import Command, ExitReason, Limits, Template
 
 from .backend_kit import execute, pieces, shell
@@ -31,6 +34,9 @@ async def test_limits_hold(backend: NamespaceBackend) -> None:
     exited = (await execute(connection, hog)).exited
     if "memory" in enforced:
         assert exited.reason is ExitReason.OOM_KILLED
+        said = re.fullmatch(r"memory limit (\d+) bytes, peak (\d+) bytes", exited.detail)
+        assert said is not None, exited.detail
+        assert int(said[1]) == 64 << 20 >= int(said[2]) > 60 << 20
         assert (await shell(connection, "kill -9 $$")).exited.reason is ExitReason.SIGNALED
     else:
         assert exited.exit_code == 1
@@ -69,3 +75,25 @@ async def test_without_control_groups_each_sandbox_still_counts_its_own_processe
         assert b"fork" in more.stderr.lower()
     finally:
         await backend.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a small tmpfs")
+async def test_a_host_short_of_disk_refuses_starts_by_name(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", small], check=True)  # noqa: ASYNC221
+    try:
+        backend = NamespaceBackend(small / "state")
+        await backend.open()
+        try:
+            await backend.create("first", TEMPLATE)
+            (small / "filler").write_bytes(bytes(40 << 20))
+            with pytest.raises(StartFailed, match=r"DISK_FULL: [34][0-9] MiB are left") as refused:
+                await backend.create("second", TEMPLATE)
+            assert (refused.value.retryable, refused.value.metadata["host"]) == (True, "DISK_FULL")
+            (small / "filler").unlink()
+            await backend.create("second", TEMPLATE)
+        finally:
+            await backend.close()
+    finally:
+        subprocess.run(["umount", small], check=True)  # noqa: ASYNC221

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -14,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from sandboxd import Box, Client, Cut, ExitReason, FileKind, errors
+from sandboxd import Box, Client, Cut, ExitReason, errors
 from sandboxd.status import translated
 from sandboxd.types import Exited, Started, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -77,6 +75,10 @@ async def test_a_bounded_command_is_one_message(daemon: OpenDaemon) -> None:
         )
         assert len(most.stdout) == 2 << 20
         assert most.stdout_cut == Cut(at=1 << 20, dropped=9_000_000 - (2 << 20))
+        one_by_one = "import os\nfor _ in range(3000): os.write(1, b'x')"
+        reply = await raw_run(client, box, limit=5000, argv=[b"python3", b"-c", one_by_one.encode()])
+        assert [event.WhichOneof("event") for event in reply.events] == ["started", "stdout", "exited"]
+        assert reply.events[1].stdout.data == b"x" * 3000
         with pytest.raises(errors.InvalidRequest, match="from 1 to 1048576"):
             await raw_run(client, box, limit=0)
         with pytest.raises(errors.InvalidRequest, match="from 1 to 1048576"):
@@ -97,84 +99,12 @@ async def test_a_bounded_command_is_one_message(daemon: OpenDaemon) -> None:
             await box.exec(["true"], output_limit=100)
 
 
-async def raw_run(client: Client, box: Box, limit: int) -> None:
-    request = pb.ExecCommandRequest(name=box.name, argv=[b"true"], output_limit_bytes=limit)
+async def raw_run(
+    client: Client, box: Box, limit: int, argv: Sequence[bytes] = (b"true",)
+) -> pb.RunCommandResponse:
+    request = pb.ExecCommandRequest(name=box.name, argv=argv, output_limit_bytes=limit)
     with translated():
-        await client.sandboxes.RunCommand(request)
-
-
-async def test_files_travel_whole(daemon: OpenDaemon) -> None:
-    content = bytes(range(256)) * 5000
-    async with daemon() as client, client.acquire("python", timeout=10) as box:
-        assert await box.write_file("deep/data.bin", content, mode=0o600) == len(content)
-        assert await box.read_file("deep/data.bin") == content
-        assert await box.read_file("deep/data.bin", offset=3, limit=4) == bytes([3, 4, 5, 6])
-        listed = await box.exec(["stat", "-c", "%a", "deep/data.bin"])
-        assert listed.stdout == b"600\n"
-        with pytest.raises(errors.FileNotFound, match="none") as raised:
-            await box.read_file("none")
-        assert raised.value.cause is errors.Cause.TASK
-
-
-async def test_files_are_described_listed_and_removed(daemon: OpenDaemon) -> None:
-    async with daemon() as client, client.acquire("python", timeout=10) as box:
-        for number in range(1100):
-            await box.write_file(f"many/{number:04}", b"x" * number)
-        assert [file.name for file in await box.list_files("many")] == [b"%04d" % n for n in range(1100)]
-        described = await box.stat_file("many/0007")
-        assert (described.kind, described.size, described.mode) == (FileKind.FILE, 7, 0o644)
-        with pytest.raises(errors.FileFailed, match="ENOTEMPTY"):
-            await box.remove_file("many")
-        await box.remove_file("many", recursive=True)
-        assert await box.list_files() == []
-        with pytest.raises(errors.FileNotFound, match="many"):
-            await box.stat_file("many")
-
-
-async def test_trees_travel_both_ways(daemon: OpenDaemon, tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    (source / "sub").mkdir(parents=True)
-    (source / "sub" / "large").write_bytes(os.urandom(5_000_000))
-    (source / "program").write_text("#!/bin/sh\necho ran\n")
-    (source / "program").chmod(0o755)
-    (source / "link").symlink_to("sub/large")
-    async with daemon() as client, client.acquire("python", timeout=10) as box:
-        assert await box.upload_tree(source, "here") == 5
-        assert (await box.exec(["./program"], cwd="here")).stdout == b"ran\n"
-        await box.download_tree("here", target)
-        assert (target / "link").read_bytes() == (source / "sub" / "large").read_bytes()
-        assert os.access(target / "program", os.X_OK)
-        await box.exec(["ln", "-s", "/etc/passwd", "here/trap"])
-        with pytest.raises(errors.FileFailed, match="trap"):
-            await box.download_tree("here", tmp_path / "other")
-        assert not (tmp_path / "other" / "trap").exists()
-        with pytest.raises(errors.FileNotFound):
-            await box.download_tree("nowhere", tmp_path / "none")
-
-
-async def test_an_upload_that_fails_says_whose_fault_it_was(daemon: OpenDaemon, tmp_path: Path) -> None:
-    async def broken() -> AsyncIterator[bytes]:
-        yield bytes(100)
-        raise RuntimeError("the caller failed")
-
-    async def endless() -> AsyncIterator[bytes]:
-        while True:
-            yield b"x" * 100_000
-
-    async with daemon() as client, client.acquire("python", timeout=10) as box:
-        with pytest.raises(RuntimeError, match="the caller failed"):
-            await box.upload_archive(broken())
-        for _ in range(5):  # the reply comes while data is being sent: either may be noticed first
-            with pytest.raises(errors.FileFailed, match="not a tar archive"):
-                await box.upload_archive(endless())
-        await box.exec(["mkdir", "directory"])
-        for _ in range(5):
-            with pytest.raises(errors.FileFailed, match="EISDIR"):
-                await box.write_file("directory", bytes(20_000_000))
-        await box.remove_file("directory")
-        with pytest.raises(OSError, match="nowhere"):
-            await box.upload_tree(tmp_path / "nowhere")
-        assert await box.list_files() == []
+        return await client.sandboxes.RunCommand(request)
 
 
 async def test_leaving_a_stream_kills_the_command(daemon: OpenDaemon) -> None:
