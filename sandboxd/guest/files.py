@@ -6,11 +6,10 @@ sink: `feed` as often as needed, then `finish`, which returns a count, or `aband
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from sandboxd.guest import wire
 
@@ -55,8 +54,10 @@ class FileSink:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            with contextlib.suppress(OSError):
+            try:
                 os.unlink(self._partial)
+            except OSError:
+                return
 
 
 def read(path: bytes, offset: int, limit: int) -> Generator[bytes, None, None]:
@@ -118,9 +119,7 @@ def remove(path: bytes, recursive: bool) -> Generator[bytes, None, None]:
     while stack:
         directories = yield from _remove_files(stack[-1])
         if not directories:
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(stack[-1])
-            stack.pop()
+            _if_there(os.rmdir, stack.pop())
         stack += directories
         yield b""
 
@@ -134,11 +133,18 @@ def _remove_files(directory: bytes) -> Generator[bytes, None, list[bytes]]:
         return []
     files = [path for path, is_directory in found if not is_directory]
     for number, path in enumerate(files, 1):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        _if_there(os.unlink, path)
         if not number % REMOVED_AT_ONCE:
             yield b""
     return [path for path, is_directory in found if is_directory]
+
+
+def _if_there(remove: Callable[[bytes], None], path: bytes) -> None:
+    """What has gone meanwhile need not be removed."""
+    try:
+        remove(path)
+    except FileNotFoundError:
+        return
 
 
 def _without_slash(path: bytes) -> bytes:
