@@ -10,10 +10,10 @@ import grpc
 
 from sandboxd import replies
 from sandboxd.errors import SandboxdError, SandboxLost
+from sandboxd.requests import in_pieces
 from sandboxd.status import translated
 from sandboxd.types import Event, Exited
 from sandboxd.v1 import sandbox_service_pb2 as pb
-from sandboxd.wire import OUTPUT_PIECE_BYTES
 
 
 class Interaction:
@@ -55,8 +55,8 @@ class Interaction:
 
     async def write(self, data: bytes) -> None:
         """More standard input; waits while the command reads none and what is on its way is much."""
-        for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
-            await self._tell(pb.InteractCommandRequest(stdin=data[begin : begin + OUTPUT_PIECE_BYTES]))
+        for piece in in_pieces(data):
+            await self._tell(pb.InteractCommandRequest(stdin=piece))
 
     async def end_input(self) -> None:
         """The end of standard input; on a terminal it types Ctrl-D."""

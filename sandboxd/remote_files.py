@@ -16,11 +16,11 @@ import grpc
 from sandboxd import replies
 from sandboxd.errors import FileFailed
 from sandboxd.guest import packing
-from sandboxd.requests import Word, as_bytes
+from sandboxd.guest.files import write_all
+from sandboxd.requests import Word, as_bytes, in_pieces
 from sandboxd.status import translated
 from sandboxd.types import FileInfo
 from sandboxd.v1 import sandbox_service_pb2 as pb
-from sandboxd.wire import OUTPUT_PIECE_BYTES
 
 Result = TypeVar("Result")
 
@@ -41,8 +41,8 @@ class RemoteFiles:
         async def messages() -> AsyncIterator[pb.WriteFileRequest]:
             target = pb.WriteFileRequest.Target(name=self.name, path=as_bytes(path), mode=mode)
             yield pb.WriteFileRequest(target=target)
-            for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
-                yield pb.WriteFileRequest(data=data[begin : begin + OUTPUT_PIECE_BYTES])
+            for piece in in_pieces(data):
+                yield pb.WriteFileRequest(data=piece)
 
         size: int = (await _upload(self._stub.WriteFile(), messages())).size_bytes
         return size
@@ -79,9 +79,9 @@ class RemoteFiles:
         async def messages() -> AsyncIterator[pb.UploadTreeRequest]:
             target = pb.UploadTreeRequest.Target(name=self.name, path=as_bytes(path))
             yield pb.UploadTreeRequest(target=target)
-            async for piece in archive:
-                for begin in range(0, len(piece), OUTPUT_PIECE_BYTES):
-                    yield pb.UploadTreeRequest(data=piece[begin : begin + OUTPUT_PIECE_BYTES])
+            async for data in archive:
+                for piece in in_pieces(data):
+                    yield pb.UploadTreeRequest(data=piece)
 
         count: int = (await _upload(self._stub.UploadTree(), messages())).entry_count
         return count
@@ -122,7 +122,7 @@ class RemoteFiles:
         try:
             with os.fdopen(sink, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
                 async for piece in self.download_archive(path):
-                    await _in_thread(_write_all, pipe, piece)
+                    await _in_thread(write_all, pipe.fileno(), piece)
         except BaseException:
             await asyncio.wait([unpacking])
             unpacking.exception()  # that the archive ended early is known
@@ -191,12 +191,6 @@ async def _data(call: Any) -> AsyncIterator[bytes]:
                 yield reply.data
     finally:
         call.cancel()
-
-
-def _write_all(pipe: IO[bytes], data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[pipe.write(view) :]
 
 
 def _unpack(source: IO[bytes], target: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from sandboxd.v1 import sandbox_service_pb2 as pb
-from sandboxd.wire import duration
+from sandboxd.wire import OUTPUT_PIECE_BYTES, duration
 
 Word = str | bytes | os.PathLike[str]
 
@@ -30,6 +30,12 @@ class CommandOptions(TypedDict, total=False):
 
 def as_bytes(word: Word) -> bytes:
     return os.fsencode(word)
+
+
+def in_pieces(data: bytes) -> Iterator[bytes]:
+    """The data in parts that fit into a message."""
+    for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
+        yield data[begin : begin + OUTPUT_PIECE_BYTES]
 
 
 def command(

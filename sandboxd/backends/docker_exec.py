@@ -18,12 +18,11 @@ import docker.errors
 
 from sandboxd.backends.docker_files import ExecFiles, text
 from sandboxd.backends.engine import Engine, EngineRefused
-from sandboxd.backends.engine_exec import EngineExec
+from sandboxd.backends.engine_exec import STDERR, STDOUT, EngineExec
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost
 from sandboxd.guest.output import Budget, Trimmer
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
 
-STDOUT, STDERR = 1, 2
 # Every process of a command inherits this variable: how a kill finds those that left its group.
 MARK = "SANDBOXD_COMMAND"
 # Tells a program that was started, by one byte ahead of its output, from one that cannot be.

@@ -18,6 +18,13 @@ REMOVED_AT_ONCE = 128
 KINDS = {stat.S_IFREG: wire.REGULAR, stat.S_IFDIR: wire.DIRECTORY, stat.S_IFLNK: wire.SYMLINK}
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 class FileSink:
     """Fills a new file beside the target and renames it over the target when all of it has come."""
 
@@ -35,11 +42,8 @@ class FileSink:
 
     def feed(self, data: bytes) -> None:
         """Raises OSError."""
-        view = memoryview(data)
-        while view:
-            written = os.write(self._fd, view)
-            self._size += written
-            view = view[written:]
+        write_all(self._fd, data)
+        self._size += len(data)
 
     def finish(self) -> int:
         """Returns the file's size. Raises OSError."""

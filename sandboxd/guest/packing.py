@@ -9,8 +9,9 @@ from collections.abc import Generator, Iterator
 
 from sandboxd.guest import archive
 from sandboxd.guest.archive import Entry
+from sandboxd.guest.files import write_all
+from sandboxd.guest.wire import PIECE
 
-PIECE = 64 << 10
 KINDS = {
     stat.S_IFREG: archive.REGULAR,
     stat.S_IFDIR: archive.DIRECTORY,
@@ -196,10 +197,7 @@ class Unpacker:
 
     def _take_body(self, entry: Entry) -> bool:
         taken = min(self._left, len(self._buffer))
-        view = memoryview(self._buffer)[:taken]
-        while view:
-            view = view[os.write(self._fd, view) :]
-        view.release()
+        write_all(self._fd, bytes(self._buffer[:taken]))
         del self._buffer[:taken]
         self._left -= taken
         if self._left:
