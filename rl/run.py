@@ -26,6 +26,7 @@ from rl.metrics import MetricsLog, Row
 from rl.model import ChatTokenizer, prepare_model
 from rl.observer import Observer, Watched
 from rl.player import Player
+from rl.precision import resolve
 from rl.progress import Progress
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
@@ -144,6 +145,7 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
     model_path = await asyncio.to_thread(prepare_model, config.model, config.models_dir)
     logs = config.directory.resolve() / "logs"
     await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
+    precision = resolve(config.precision)
     settings = VllmSettings(
         model=model_path.resolve(),
         log_path=logs / "vllm.log",
@@ -152,13 +154,14 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
         max_context=config.episode.context_tokens,
         kv_cache_bytes=config.generator.kv_cache_bytes,
         compiled=config.generator.compiled,
+        precision=precision,
     )
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
         trainer = await stack.enter_async_context(start_trainer(logs / "trainer.log"))
-        progress.say("starting the generator and the trainer")
+        progress.say(f"starting the generator and the trainer, in {precision}")
         async with asyncio.TaskGroup() as starting:
-            starting.create_task(trainer.load(model_path.resolve(), config.trainer))
+            starting.create_task(trainer.load(model_path.resolve(), config.trainer, precision))
             generator = await stack.enter_async_context(open_vllm(settings))
         if start.checkpoint is not None:
             await trainer.restore(start.checkpoint.resolve())

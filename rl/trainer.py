@@ -21,6 +21,7 @@ from rl.batching import PackedPass, pack_pass, plan_passes
 from rl.config import TrainerConfig
 from rl.errors import ConfigError, NonFiniteStep
 from rl.loss import token_logprobs, truncated_importance_loss
+from rl.precision import Precision
 from rl.types import Batch, PackedGroup, Sample, StepReport
 
 ADAM_BETAS = (0.9, 0.95)
@@ -33,19 +34,21 @@ SAVED_PER_LAYER = 40
 
 
 class TorchTrainer:
-    """Model and AdamW state, float32. `step_count` is the number of steps taken since the base model.
+    """Model and AdamW state, float32; matrix products take factors in `precision`. `step_count` is the number
+    of steps taken since the base model.
 
     A step accumulates gradients and changes the weights only at its end, under `_weights`; `save` and
     `write_weights` may therefore be called from another thread at any time and see whole steps only.
     """
 
-    def __init__(self, model: PreTrainedModel, config: TrainerConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: TrainerConfig, precision: Precision) -> None:
         packed_attention.register()
         model.set_attn_implementation(packed_attention.ATTENTION_NAME)
         model.train()
         self.model = model
         self.step_count = 0
         self._config = config
+        self._factors = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self._weights = threading.Lock()
         self._parameters = dict(model.named_parameters())
         self._optimizer = torch.optim.AdamW(
@@ -57,14 +60,14 @@ class TorchTrainer:
         )
 
     @classmethod
-    def load(cls, model_path: Path, config: TrainerConfig) -> TorchTrainer:
+    def load(cls, model_path: Path, config: TrainerConfig, precision: Precision = "float32") -> TorchTrainer:
         """Reads a transformers model directory. Raises ConfigError when it is none."""
         if not (model_path / "config.json").is_file():
             raise ConfigError(f"model {model_path} is not a directory with a config.json")
         prepare_torch(config.threads)
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(device), config)
+        return cls(model.to(device), config, precision)
 
     def warm_up(self) -> None:
         """Pages in the memory of a full pass and computes a short one, while the generator still starts.
@@ -108,16 +111,18 @@ class TorchTrainer:
 
     def logprobs(self, packed: PackedPass) -> Tensor:
         """Log-probabilities of the loss tokens of a pass under the present weights, shape (L,)."""
-        device, dtype = self.model.device, self.model.dtype
-        hidden = self.model.base_model(
-            input_ids=torch.from_numpy(packed.ids).long().to(device)[None],
-            position_ids=torch.from_numpy(packed.positions).to(device)[None],
-            use_cache=False,
-            tree=packed_attention.tree_of(packed, device, dtype),
-        ).last_hidden_state[0]
+        device = self.model.device
         sources = torch.from_numpy(packed.sources).to(device)
         targets = torch.from_numpy(packed.targets).to(device)
-        unique = token_logprobs(hidden[sources], self.model.get_output_embeddings().weight, targets)
+        lower = self._factors != torch.float32
+        with torch.autocast(device.type, self._factors, enabled=lower):
+            hidden = self.model.base_model(
+                input_ids=torch.from_numpy(packed.ids).long().to(device)[None],
+                position_ids=torch.from_numpy(packed.positions).to(device)[None],
+                use_cache=False,
+                tree=packed_attention.tree_of(packed, device, self._factors),
+            ).last_hidden_state[0]
+            unique = token_logprobs(hidden[sources], self.model.get_output_embeddings().weight, targets)
         return unique[torch.from_numpy(packed.rows).to(device)]
 
     def accumulate(self, packed: PackedPass, total: int) -> dict[str, float]:
@@ -162,9 +167,11 @@ class TorchTrainer:
         return min(1.0, (self.step_count + 1) / max(self._config.warmup_steps, 1))
 
     def write_weights(self, path: Path) -> int:
-        """Writes the weights as one safetensors file, tied ones once; returns their step."""
+        """Writes the weights as one safetensors file in the precision of factors, tied ones once; returns
+        their step."""
         with self._weights:
-            save_file({name: p.detach().contiguous() for name, p in self._parameters.items()}, path)
+            parameters = self._parameters.items()
+            save_file({name: p.detach().to(self._factors).contiguous() for name, p in parameters}, path)
             return self.step_count
 
     def save(self, directory: Path) -> int:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from rl import frames
 from rl.config import TrainerConfig
+from rl.precision import Precision
 from rl.trainer import TorchTrainer
 
 Request = tuple[int, str, tuple[Any, ...]]
@@ -77,8 +78,8 @@ class Host:
             "restore": self._trainer.restore,
         }
 
-    def _load(self, model_path: Path, config: TrainerConfig) -> None:
-        self._trainer = TorchTrainer.load(model_path, config)
+    def _load(self, model_path: Path, config: TrainerConfig, precision: Precision) -> None:
+        self._trainer = TorchTrainer.load(model_path, config, precision)
         self._trainer.warm_up()
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rl import frames
 from rl.config import TrainerConfig
 from rl.errors import ConfigError, NonFiniteStep, TrainerDead
+from rl.precision import Precision
 from rl.processes import THREADS
 from rl.types import Batch, StepReport
 
@@ -76,9 +77,9 @@ class TrainerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def load(self, model_path: Path, config: TrainerConfig) -> None:
+    async def load(self, model_path: Path, config: TrainerConfig, precision: Precision = "float32") -> None:
         """Raises ConfigError when `model_path` holds no model."""
-        await self._call("load", model_path, config)
+        await self._call("load", model_path, config, precision)
 
     async def step(self, batch: Batch) -> StepReport:
         report: StepReport = await self._call("step", batch)

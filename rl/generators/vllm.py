@@ -18,6 +18,7 @@ import numpy as np
 
 from rl.generator import Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
 from rl.generators.checks import check_weights
+from rl.precision import Precision
 from rl.processes import THREADS, ended_with_this, kill_writers
 from rl.types import TokenIds, VersionSpan
 
@@ -49,21 +50,25 @@ class VllmSettings:
     max_context: int = 1024
     kv_cache_bytes: int = GIB
     compiled: bool = False
+    precision: Precision = "float32"
     in_core: bool = True
     start_seconds: float = 180.0
     update_seconds: float = 60.0
 
 
-def engine_environment(log_config: Path, scratch: Path) -> dict[str, str]:
+def engine_environment(log_config: Path, scratch: Path, *, compiled: bool) -> dict[str, str]:
     """The variables under which the engine's processes must start.
 
     Threads bound to cores could not move away from the trainer's. Sockets and other files that vLLM
     leaves behind go to `scratch`; torch's cache of compiled code does not, for the next run wants it.
+    An engine that is not `compiled` would still compile one function of the sampler, within the first
+    request: 6 to 9 s for nothing that shows later.
     """
     torch_cache = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     return {
         **THREADS,
         "OMP_NUM_THREADS": str(os.cpu_count()),
+        "TORCHDYNAMO_DISABLE": "0" if compiled else "1",
         "TMPDIR": str(scratch),
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(torch_cache)),
         "VLLM_RPC_BASE_PATH": str(scratch),
@@ -135,7 +140,7 @@ def start_engine(settings: VllmSettings) -> AsyncLLM:
 
     arguments = AsyncEngineArgs(
         model=str(settings.model),
-        dtype="float32",
+        dtype=settings.precision,
         seed=settings.seed,
         enforce_eager=not settings.compiled,
         max_model_len=settings.max_context,
@@ -330,7 +335,8 @@ async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
         scratch = Path(held.enter_context(temporary))
         held.enter_context(ended_with_this(settings.log_path, scratch))
         with ExitStack() as around:
-            around.enter_context(applied_environment(engine_environment(log_config, scratch)))
+            variables = engine_environment(log_config, scratch, compiled=settings.compiled)
+            around.enter_context(applied_environment(variables))
             around.enter_context(output_to(settings.log_path))
             start = _Start(settings)
             try:

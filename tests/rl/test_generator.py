@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,25 @@ def test_keys_and_values_of_old_weights_serve_no_new_request(
     drawn = engine.generate()
     assert [span.version for span in drawn.spans] == [engine.generator.version]
     np.testing.assert_allclose(drawn.logprobs, reference(halved, PROMPT, drawn.ids), atol=2e-3)
+
+
+def test_bfloat16_weights_go_live_everywhere(settings: VllmSettings, model: Path, tmp_path: Path) -> None:
+    """Also in the packed copies that the engine keeps: else new hidden states would meet old matrices."""
+    lower = replace(settings, log_path=tmp_path / "vllm.log", precision="bfloat16")
+    doubled = weights(model, tmp_path / "doubled", 2.0)
+
+    async def body() -> tuple[Generation, Generation]:
+        async with open_vllm(lower) as generator:
+            first = await generator.generate(PROMPT, LONG)
+            await generator.update_weights(doubled, 1)
+            return first, await generator.generate(PROMPT, LONG)
+
+    before, after = asyncio.run(body())
+    for drawn, directory in ((before, model), (after, doubled)):
+        check_cover(drawn)
+        np.testing.assert_allclose(drawn.logprobs, reference(directory, PROMPT, drawn.ids), atol=0.1)
+    wrong = reference(model, PROMPT, after.ids)
+    assert np.abs(after.logprobs - wrong).max() > 0.3
 
 
 def test_versions_only_rise(engine: Engine, model: Path) -> None:

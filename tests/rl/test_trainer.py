@@ -19,11 +19,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rl.batching import pack_pass
 from rl.config import TrainerConfig
 from rl.errors import ConfigError, NonFiniteStep, TrainerDead
+from rl.precision import Precision
 from rl.trainer import TorchTrainer
 from rl.trainer_process import TrainerProcess, start_trainer
 from rl.types import Batch, PackedGroup, Sample
 
 VOCABULARY = 50
+PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +136,23 @@ def test_written_weights_load_again(model_path: Path, tmp_path: Path) -> None:
     trainer.step(batch(1))
     assert trainer.write_weights(tmp_path / "w.safetensors") == 1
     assert equal(weights(trainer), load_file(tmp_path / "w.safetensors"))
+
+
+def test_bfloat16_factors_step_as_float32_ones_do(model_path: Path, tmp_path: Path) -> None:
+    """Weights stay float32 and move the same way; what is published is half as large."""
+    plain, lower = (TorchTrainer.load(model_path, TrainerConfig(), name) for name in PRECISIONS)
+    before = weights(plain)
+    exact, rounded = (trainer.step(batch(1)) for trainer in (plain, lower))
+    assert rounded.loss == pytest.approx(exact.loss, rel=0.05)
+    assert rounded.grad_norm == pytest.approx(exact.grad_norm, rel=0.05)
+    assert all(value.dtype == torch.float32 for value in weights(lower).values())
+    moves = [
+        torch.cat([(after - before[name]).flatten() for name, after in weights(trainer).items()])
+        for trainer in (plain, lower)
+    ]
+    assert torch.nn.functional.cosine_similarity(moves[0], moves[1], dim=0) > 0.9
+    lower.write_weights(tmp_path / "w.safetensors")
+    assert {value.dtype for value in load_file(tmp_path / "w.safetensors").values()} == {torch.bfloat16}
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
