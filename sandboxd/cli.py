@@ -15,9 +15,10 @@ from typing import Any
 
 import uvloop
 
-from sandboxd import __version__, commands
+from sandboxd import __version__, commands, image_commands
 from sandboxd.config import Config, ConfigError, load
 from sandboxd.errors import BackendUnavailable, SandboxdError
+from sandboxd.images.store import ImageError
 from sandboxd.lifetime import end_with_parent
 
 EXAMPLES = """examples:
@@ -26,6 +27,7 @@ EXAMPLES = """examples:
   sandboxd exec -t python -- bash
   sandboxd ls                                  leased and warm sandboxes
   sandboxd pool set python --warm 64           keep more of them ready
+  sandboxd image import docker:python:3.12 --name py312
   sandboxd bench burst --count 960             start 960 at once and measure
   sandboxd doctor                              what this host lacks, and how to get it
 
@@ -45,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(parts)
     _add_exec(parts)
     _add_listings(parts)
+    _add_images(parts)
     _add_bench(parts)
     _add_doctor(parts)
     return parser
@@ -97,6 +100,30 @@ def _add_listings(parts: Any) -> None:
     change.add_argument("--warm", type=int, metavar="N", help="sandboxes kept ready")
     change.add_argument("--size-limit", type=int, metavar="N", help="sandboxes that may exist at once")
     change.set_defaults(run=commands.set_pool)
+
+
+def _add_images(parts: Any) -> None:
+    image = parts.add_parser("image", help="import images for the namespace backend, list and remove them")
+    actions = image.add_subparsers(dest="action", required=True, metavar="import|ls|rm|gc")
+    add = actions.add_parser("import", help="unpack an image into the store")
+    add.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a file (docker save, an OCI archive, a root file system's tar), - for standard input,"
+        " or docker:IMAGE of this host's Engine",
+    )
+    add.add_argument("--name", required=True, metavar="NAME", help="what pools call it: image = NAME")
+    add.set_defaults(run=image_commands.add)
+    listing = actions.add_parser("ls", help="list images")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing.set_defaults(run=image_commands.show)
+    drop = actions.add_parser("rm", help="remove an image that no sandbox uses")
+    drop.add_argument("name", metavar="NAME")
+    drop.set_defaults(run=image_commands.drop)
+    collect = actions.add_parser("gc", help="remove layers of no image, and what broken-off imports left")
+    collect.set_defaults(run=image_commands.collect)
+    for parser in (add, listing, drop, collect):
+        parser.add_argument("--images-dir", type=Path, metavar="DIR", help="the store (SANDBOXD_IMAGES_DIR)")
 
 
 def _add_bench(parts: Any) -> None:
@@ -191,6 +218,9 @@ def main(argv: list[str] | None = None) -> int:
         hint = "; start one with `sandboxd serve`, or name another with --address"
         print(f"sandboxd: {error}{hint if hasattr(arguments, 'address') else ''}", file=sys.stderr)
         return 2
+    except ImageError as error:
+        print(f"sandboxd: {error}", file=sys.stderr)
+        return 1
     except SandboxdError as error:
         print(f"sandboxd: {error.reason}: {error}", file=sys.stderr)
         return 1

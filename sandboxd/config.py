@@ -31,6 +31,16 @@ def default_state_dir() -> Path:
     return Path("/run/sandboxd") if os.geteuid() == 0 else Path.home() / ".sandboxd"
 
 
+def default_images_dir() -> Path:
+    """Where this user's image store is: `SANDBOXD_IMAGES_DIR`, else beside other data that is kept."""
+    if given := os.environ.get("SANDBOXD_IMAGES_DIR"):
+        return Path(given)
+    if os.geteuid() == 0:
+        return Path("/var/lib/sandboxd/images")
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "sandboxd" / "images"
+
+
 def default_address() -> str:
     """Where a client of this user finds its daemon: `SANDBOXD_ADDRESS`, else the default socket."""
     return os.environ.get("SANDBOXD_ADDRESS") or f"unix:{default_state_dir() / 'sandboxd.sock'}"
@@ -78,7 +88,8 @@ class PoolConfig(_Section):
     backend: Literal["namespace", "docker", "fake"] = "namespace"
     """What makes the sandboxes."""
     image: str | None = None
-    """The backend's name of the image; the host's own system directories when unset (namespace only)."""
+    """The image: Docker's name of it, or that under which it was imported (namespace); the host's own system
+    directories when unset (namespace only)."""
     runtime: str | None = None
     """The Docker Engine's runtime, `runsc` say; its default when unset."""
     warm: Count = 8
@@ -167,6 +178,8 @@ class Config(_Section):
 
     state_dir: Path = Field(default_factory=default_state_dir)
     """Sockets, locks and the sandboxes' writable layers."""
+    images_dir: Path = Field(default_factory=default_images_dir)
+    """The image store of the namespace backend; `sandboxd image import` fills it."""
     listen: list[str] = Field(default_factory=list)
     """Addresses to serve, `unix:/path` or `host:port`; a socket in `state_dir` when empty."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

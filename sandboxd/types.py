@@ -42,8 +42,9 @@ class Template:
     """How to make one kind of sandbox.
 
     `image` is None for the host's own system directories (namespace backend), else what the backend
-    calls an image. `setup` is run once in each new sandbox before it counts as ready; a non-zero exit
-    fails the start. `env` is the environment of every command; nothing is inherited from the host.
+    calls an image; its environment comes before `env`. `setup` is run once in each new sandbox before it
+    counts as ready; a non-zero exit fails the start. `env` is the environment of every command; nothing is
+    inherited from the host.
     """
 
     name: str

@@ -25,6 +25,7 @@ PLACES = {
             for name in ("docker", "docker_exec", "docker_images", "engine", "engine_exec")
         ),
         "sandboxd/bench/docker_sdk.py",
+        "sandboxd/images/engine.py",
     },
     "torch": {f"rl/{name}.py" for name in ("loss", "model", "packed_attention", "trainer")},
     "vllm": {"rl/generators/vllm.py"},
@@ -39,7 +40,7 @@ LAYERS = [
     {"sandboxd.pool"},
     {"sandboxd.fleet"},
     {"sandboxd.starting"},
-    {"sandboxd.backends"},
+    {"sandboxd.backends", "sandboxd.images"},
     {"sandboxd.ledger", "sandboxd.leases"},
     {"sandboxd.types", "sandboxd.errors"},
 ]

@@ -14,9 +14,10 @@ def open_backend(kind: str, config: Config) -> Backend:
     """The backend of this kind, not yet opened. Each is imported only when a pool uses it."""
     match kind:
         case "namespace":
-            from sandboxd.backends.namespace import NamespaceBackend
+            from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 
-            return NamespaceBackend(config.state_dir / "namespace")
+            options = NamespaceOptions(images_dir=config.images_dir)
+            return NamespaceBackend(config.state_dir / "namespace", options)
         case "docker":
             from sandboxd.backends.docker import DockerBackend
 

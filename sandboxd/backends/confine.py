@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 class Order:
     """One sandbox to make, as it comes over the control socket."""
 
-    __slots__ = ("cwd", "host_network", "limits", "sandbox_id")
+    __slots__ = ("cwd", "host_network", "layers", "limits", "sandbox_id")
 
-    def __init__(self, sandbox_id: str, cwd: str, limits: dict[str, float], host_network: bool) -> None:
+    def __init__(
+        self, sandbox_id: str, cwd: str, limits: dict[str, float], layers: list[str], host_network: bool
+    ) -> None:
         self.sandbox_id = sandbox_id
         self.cwd = cwd
         self.limits = limits
+        self.layers = layers
         self.host_network = host_network
 
 
@@ -55,6 +58,11 @@ class Confinement:
         self._program = program
         self._mapped_range = mapped_range
         self._title_area = sys.title_area()
+
+    @property
+    def enforced(self) -> set[str]:
+        """The limits that control groups hold here."""
+        return self._cgroups.enforced
 
     @property
     def nested(self) -> bool:
@@ -82,7 +90,7 @@ class Confinement:
         oom_score_fd = os.open("oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
         flags = sys.CLONE_NEWNS | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
         sys.unshare(flags if order.host_network else flags | sys.CLONE_NEWNET)
-        self._base.assemble(order.sandbox_id, order.cwd, order.limits)
+        self._base.assemble(order.sandbox_id, order.cwd, order.limits, order.layers)
         sys.set_hostname(HOSTNAME)
         if not order.host_network:
             _raise_loopback()

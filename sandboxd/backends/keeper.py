@@ -14,18 +14,17 @@ import signal
 import socket
 import sys as python
 
-from sandboxd.backends import cgroup, seccomp
+from sandboxd.backends import cgroup, seccomp, users
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.confine import Confinement
 from sandboxd.backends.launcher import CONTROL_SOCKET, Launcher, remove_remains
+from sandboxd.backends.records import Records
 from sandboxd.backends.rootfs import UID, Base
 from sandboxd.backends.sweeper import sweep_for
 
 LOCK_FILE = "launcher.lock"
 LOCK_SECONDS = 10
 LOG_FILE = "launcher.log"
-# As many users as an image may name.
-MAPPED_USERS = 1 << 16
 CONTROL_BACKLOG = 16
 
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
         name: str
         cgroup_root: str
         read_only_paths: list[str]
+        images: str
         uid_base: int
         grace: float
 
@@ -104,7 +104,7 @@ def _keep(spec: Spec, report: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     try:
         if os.read(ready, 1):
-            _map_users(pid, spec)
+            users.map_users(pid, spec["uid_base"])
             os.write(go, b"1")
         # A second byte says that it is up; a failure is told to its end once nothing is left of it.
         if os.read(ready, 1):
@@ -114,6 +114,15 @@ def _keep(spec: Spec, report: int) -> None:
         cgroup.sweep(hierarchies)
         remove_remains(state)
         os.close(lock)
+
+
+def _open_images(store: str) -> list[int]:
+    """The store's layers and its records. Only now: the mounts must be those of the new namespace, and this
+    process is still the user who can walk there."""
+    if not store:
+        return []
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    return [os.open(os.path.join(store, name), flags) for name in ("layers", "images")]
 
 
 def _lock(path: str) -> int:
@@ -143,35 +152,11 @@ def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
     for name in ("sandboxes", "base"):
         path = os.path.join(spec["state"], name)
         os.mkdir(path, 0o711)
-        if _has_range(spec["uid_base"]):
+        if users.has_range(spec["uid_base"]):
             os.chown(path, spec["uid_base"], spec["uid_base"])
-    if _has_range(spec["uid_base"]):
+    if users.has_range(spec["uid_base"]):
         cgroup.give(hierarchies, spec["uid_base"])
     return hierarchies
-
-
-def _has_range(uid_base: int) -> bool:
-    """Whether sandboxes can have users of their own: as root, unless in a container without them."""
-    if os.geteuid():
-        return False
-    with open("/proc/self/uid_map") as file:
-        ranges = [tuple(map(int, line.split())) for line in file]
-    return any(first <= uid_base and uid_base + MAPPED_USERS <= first + count for first, _, count in ranges)
-
-
-def _map_users(pid: int, spec: Spec) -> None:
-    if _has_range(spec["uid_base"]):
-        lines = [f"0 {spec['uid_base']} {MAPPED_USERS}"] * 2
-    else:
-        _write_map(pid, "setgroups", "deny")
-        lines = [f"0 {os.geteuid()} 1", f"0 {os.getegid()} 1"]
-    for name, line in zip(("uid_map", "gid_map"), lines, strict=True):
-        _write_map(pid, name, line)
-
-
-def _write_map(pid: int, name: str, text: str) -> None:
-    with open(f"/proc/{pid}/{name}", "w") as file:
-        file.write(text)
 
 
 def _wait_for_all() -> None:
@@ -192,8 +177,8 @@ def _become_launcher(
     code = 1
     try:
         hierarchies = cgroup.settle(hierarchies)
-        _new_user(unshared, mapped)
-        launcher = _build(spec, hierarchies, control, [report, unshared])
+        images = _new_user(unshared, mapped, spec["images"])
+        launcher = _build(spec, hierarchies, control, images, [report, unshared])
         os.write(report, b"ready\n")
         os.write(unshared, b"1")
         os.close(unshared)
@@ -209,12 +194,13 @@ def _become_launcher(
         os._exit(code)
 
 
-def _new_user(unshared: int, mapped: int) -> None:
-    """Becomes root of a user namespace, which is nobody outside of it."""
+def _new_user(unshared: int, mapped: int, store: str) -> list[int]:
+    """Becomes root of a user namespace, which is nobody outside of it; returns the opened image store."""
     try:
         sys.unshare(sys.CLONE_NEWUSER | sys.CLONE_NEWNS)
     except OSError as error:
         raise Refused(_explain(error)) from error
+    images = _open_images(store)
     os.write(unshared, b"1")
     if not os.read(mapped, 1):
         raise Refused("the keeper could not map users into a user namespace; its log says why")
@@ -223,19 +209,25 @@ def _new_user(unshared: int, mapped: int) -> None:
     os.setresuid(0, 0, 0)
     # Without it this process's own files in /proc would belong to somebody who does not exist here.
     sys.prctl(sys.PR_SET_DUMPABLE, 1)
+    return images
 
 
 def _build(
-    spec: Spec, hierarchies: list[cgroup.Hierarchy], control: socket.socket, channels: list[int]
+    spec: Spec,
+    hierarchies: list[cgroup.Hierarchy],
+    control: socket.socket,
+    images: list[int],
+    channels: list[int],
 ) -> Launcher:
-    mapped_range = _mapped_users() > 1
+    mapped_range = users.mapped_users() > 1
     if mapped_range:
         os.setgroups([])
     cgroups = cgroup.Cgroups(hierarchies)
-    base = Base(".", spec["read_only_paths"], UID if mapped_range else 0)
+    base = Base(".", spec["read_only_paths"], UID if mapped_range else 0, images[0] if images else -1)
     base.enter()
     os.chdir("/state/sandboxes")
-    ours = _start_sweeper(cgroups, [control.fileno(), *channels])
+    ours = _start_sweeper(cgroups, [control.fileno(), *channels, *images[1:]])
+    records = Records(images[1] if images else -1)
     program = seccomp.program(sys.MACHINE)
     confinement = Confinement(base, cgroups, program, mapped_range=mapped_range)
     sys.set_title(sys.title_area(), b"sandboxd-launcher")
@@ -243,12 +235,7 @@ def _build(
     gc.collect()
     gc.disable()
     gc.freeze()
-    return Launcher(control, confinement, cgroups, ours, spec["grace"])
-
-
-def _mapped_users() -> int:
-    with open("/proc/self/uid_map") as file:
-        return sum(int(line.split()[2]) for line in file)
+    return Launcher(control, confinement, records, ours, spec["grace"])
 
 
 def _start_sweeper(cgroups: cgroup.Cgroups, not_its: list[int]) -> socket.socket:

@@ -11,7 +11,8 @@ and itself. When the launcher dies, the kernel kills the guests, and the keeper 
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
     {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "pids"}
-    {"do": "create", "id", "cwd", "limits", "host_network"} → {} once its socket takes connections
+    {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers"}
+                                             → {} once its socket takes connections
     {"do": "destroy", "id"}                  → {} once nothing is left of it
     {"do": "close"}                          → {} once nothing is left at all, then the launcher ends
 An answer with `error` says what failed. {"lost": id, "why": text} comes unasked.
@@ -25,12 +26,12 @@ import signal
 import socket
 
 from sandboxd.backends import syscalls as sys
-from sandboxd.backends.cgroup import Cgroups
 from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
+from sandboxd.backends.records import Records
 from sandboxd.backends.sweeper import remove_tree
 from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
 
-VERSION = 1
+VERSION = 2
 CONTROL_SOCKET = "launcher.sock"
 GUEST_SOCKET = "guest.sock"
 GUEST_BACKLOG = 512
@@ -119,12 +120,13 @@ class Daemon:
 
 
 class Sandbox:
-    """One sandbox as the launcher knows it: its pid while it lives, and who waits for its end."""
+    """One sandbox as the launcher knows it: its pid while it lives, its image, and who waits for its end."""
 
-    __slots__ = ("dead", "pid", "waiting")
+    __slots__ = ("dead", "image", "pid", "waiting")
 
-    def __init__(self, pid: int, *, dead: bool = False) -> None:
+    def __init__(self, pid: int, image: str, *, dead: bool = False) -> None:
         self.pid = pid
+        self.image = image
         self.dead = dead
         self.waiting: list[Reply] = []
 
@@ -136,14 +138,14 @@ class Launcher:
         self,
         control: socket.socket,
         confinement: Confinement,
-        cgroups: Cgroups,
+        records: Records,
         sweeper: socket.socket,
         grace: float,
     ) -> None:
         self.loop = Loop()
         self._control = control
         self._confinement = confinement
-        self._cgroups = cgroups
+        self._records = records
         self._sweeper = Lines(self.loop, sweeper, self._on_swept, self._on_sweeper_gone)
         self._grace = grace
         self._daemons: set[Daemon] = set()
@@ -189,7 +191,7 @@ class Launcher:
         """Does what a daemon asks."""
         what = message["do"]
         if what == "hello":
-            enforced = sorted(self._cgroups.enforced)
+            enforced = sorted(self._confinement.enforced)
             pids = {name: sandbox.pid for name, sandbox in self._sandboxes.items() if not sandbox.dead}
             own = {"pid": os.getpid(), "keeper": os.getppid()}
             reply({"version": VERSION, **own, "enforced": enforced, "pids": pids})
@@ -209,10 +211,14 @@ class Launcher:
         if name in self._sandboxes or self._closing is not None:
             reply({"error": "the name is taken" if name in self._sandboxes else "the launcher is closing"})
             return
-        order = Order(name, message["cwd"], message["limits"], message["host_network"])
+        order = Order(name, message["cwd"], message["limits"], message["layers"], message["host_network"])
+        image = ""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.mkdir(name, 0o711)
+            if message["image"]:
+                self._records.hold(message["image"])
+                image = message["image"]
             listener.bind(f"{name}/{GUEST_SOCKET}")
             listener.listen(GUEST_BACKLOG)
             pid = sys.fork_into(sys.CLONE_NEWPID)
@@ -220,12 +226,12 @@ class Launcher:
                 self._confinement.become_guest(order, listener, self._lifeline)
         except OSError as error:
             # Known all the same, so that a destroy takes away what was made before it failed.
-            self._sandboxes[name] = Sandbox(0, dead=True)
-            reply({"error": f"{error.strerror}: {error.filename}"})
+            self._sandboxes[name] = Sandbox(0, image, dead=True)
+            reply({"error": f"{error.strerror}: {error.filename}" if error.filename else error.strerror})
             return
         finally:
             listener.close()
-        self._sandboxes[name] = Sandbox(pid)
+        self._sandboxes[name] = Sandbox(pid, image)
         self._names[pid] = name
         reply({})
 
@@ -287,6 +293,8 @@ class Launcher:
     def _on_swept(self, line: bytes) -> None:
         name, _, error = line.decode().partition(" ")
         sandbox = self._sandboxes.pop(name)
+        if sandbox.image:
+            self._records.release(sandbox.image)
         for reply in sandbox.waiting:
             reply({"error": error} if error else {})
         self._end_if_empty()

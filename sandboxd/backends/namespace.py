@@ -13,13 +13,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sandboxd.backends import bare
 from sandboxd.backends.channel import dial
 from sandboxd.backends.connection import GuestConnection
+from sandboxd.backends.users import UID_BASE
 from sandboxd.errors import BackendUnavailable, Phase, SandboxLost, StartFailed
+from sandboxd.images.store import Image, ImageNotFound, ImageStore
 from sandboxd.types import Capabilities, Network, Template
 
 # A launcher without a daemon keeps its sandboxes for this long.
@@ -27,32 +30,21 @@ GRACE_SECONDS = 60.0
 START_SECONDS = 20.0
 # A start with less room than this on the disk would only fail later, inside the sandbox.
 ROOM_BYTES = 64 << 20
-# The first number of the users that sandboxes get when root starts them: a range that systemd and the
-# tools of useradd leave free.
-UID_BASE = 1_879_048_192
 CONTROL_LINE_BYTES = 4 << 20
-VERSION = 1
+VERSION = 2
 LOCK_FILE, LOG_FILE = "launcher.lock", "launcher.log"
-# Stands for the packages, whose __init__ would load what a launcher must not carry, gRPC above all.
-BOOTSTRAP = """
-import sys, types
-for name, path in (("sandboxd", sys.argv[1]), ("sandboxd.backends", sys.argv[1] + "/backends")):
-    package = sys.modules[name] = types.ModuleType(name)
-    package.__path__ = [path]
-from sandboxd.backends.keeper import main
-main()
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceOptions:
     """What can be set; the defaults fit.
 
-    `read_only_paths` are host directories that sandboxes of the default image see besides the system's.
-    `python` runs the launcher.
+    `read_only_paths` are host directories that sandboxes of the host's own system see besides its own.
+    `images_dir` is the image store, if there is one. `python` runs the launcher.
     """
 
     read_only_paths: tuple[Path, ...] = ()
+    images_dir: Path | None = None
     python: str = sys.executable
     uid_base: int = UID_BASE
     grace_seconds: float = GRACE_SECONDS
@@ -215,27 +207,40 @@ class NamespaceBackend:
     async def prepare(self, template: Template) -> None:
         """Refuses what this backend cannot make. Raises StartFailed."""
         if template.image is not None:
-            raise StartFailed(
-                f"image {template.image!r}: the namespace backend runs on the host's system directories;"
-                " leave `image` out, or use the docker backend",
-                phase=Phase.PULL,
-                retryable=False,
-            )
+            self._image(template.image)
         if template.runtime is not None:
             raise StartFailed(
                 f"runtime {template.runtime!r} is for the docker backend", phase=Phase.CREATE, retryable=False
             )
 
+    def _image(self, name: str) -> Image:
+        """Raises StartFailed."""
+        if self._options.images_dir is None:
+            raise StartFailed(
+                f"image {name!r}: this backend has no image store; leave `image` out, or use the docker"
+                " backend",
+                phase=Phase.PULL,
+                retryable=False,
+            )
+        try:
+            return ImageStore(self._options.images_dir).find(name)
+        except ImageNotFound as error:
+            raise StartFailed(str(error), phase=Phase.PULL, retryable=False) from error
+
     async def create(self, sandbox_id: str, template: Template) -> GuestConnection:
         """See `base.Backend.create`."""
         await self.prepare(template)
+        image = self._image(template.image) if template.image is not None else None
+        if image is not None:
+            own = {os.fsencode(key): os.fsencode(value) for key, value in image.env.items()}
+            template = replace(template, env={**own, **template.env})
         self._check_room()
         link = await self._connected()
         if sandbox_id in link.lost:
             raise StartFailed(f"the name {sandbox_id!r} is taken", phase=Phase.CREATE, retryable=False)
         lost = link.lost[sandbox_id] = asyncio.get_running_loop().create_future()
         try:
-            await self._order(link, sandbox_id, template)
+            await self._order(link, sandbox_id, template, image)
             socket_path = self._state / "sandboxes" / sandbox_id / "guest.sock"
             connection = GuestConnection(sandbox_id, socket_path, template, lost=lost)
             await connection.ping()
@@ -262,13 +267,15 @@ class NamespaceBackend:
             )
 
     @staticmethod
-    async def _order(link: Link, sandbox_id: str, template: Template) -> None:
+    async def _order(link: Link, sandbox_id: str, template: Template, image: Image | None) -> None:
         answer = await link.ask(
             "create",
             id=sandbox_id,
             cwd=os.fsdecode(template.cwd),
             limits={key: value for key, value in asdict(template.limits).items() if value is not None},
             host_network=template.network is Network.HOST,
+            image=image.id if image is not None else "",
+            layers=[layer.directory for layer in reversed(image.layers)] if image is not None else [],
         )
         if "error" in answer:
             raise StartFailed(f"the launcher cannot make it: {answer['error']}", phase=Phase.CREATE)
@@ -348,17 +355,17 @@ class NamespaceBackend:
 
     async def _start(self) -> None:
         options = self._options
-        state = self._state.resolve()
+        state, images = self._state.resolve(), options.images_dir
         spec = {
             "state": str(state),
             "name": self.instance,
             "cgroup_root": str(options.cgroup_root),
             "read_only_paths": [str(path) for path in options.read_only_paths],
+            "images": str(images.resolve()) if images is not None and images.is_dir() else "",
             "uid_base": options.uid_base,
             "grace": options.grace_seconds,
         }
-        package = str(Path(__file__).parent.parent)
-        argv = [options.python, "-I", "-S", "-c", BOOTSTRAP, package]
+        argv = bare.command(options.python, "sandboxd.backends.keeper")
         try:
             done = await asyncio.to_thread(_answered, argv, json.dumps(spec).encode())
         except subprocess.TimeoutExpired as error:

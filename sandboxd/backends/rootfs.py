@@ -3,7 +3,8 @@
 `Base` turns the launcher's own mount namespace into a small tree of its own, without a way back to the
 host's: /skel (the lower layer of every sandbox), /ro (the host's system directories, read-only), /dev,
 /proc, /state (the state directory) and /m (where a sandbox's root is put together). A new mount namespace
-copies that tree, which is why it is small.
+copies that tree, which is why it is small. A sandbox of an image has /bare in the place of /skel, over the
+image's layers, which are in /l.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ DIRECTORIES = {
     "var/log": 0o755,
     "var/tmp": 0o1777,
 }
+# What every sandbox has, whatever its image brings: what is mounted upon, and what names the sandbox.
+MOUNT_POINTS = ("dev", "proc", "sys/devices/system/cpu", "tmp")
+OWN_FILES = ("etc/hosts", "etc/hostname")
 UID = 1000
 SYNTHETIC = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n"
@@ -80,9 +84,10 @@ READ_ONLY = sys.MOUNT_ATTR_RDONLY | sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV
 class Base:
     """The launcher's tree; `enter` makes it the root of the calling process."""
 
-    def __init__(self, state: str, read_only_paths: list[str], owner: int) -> None:
-        """`owner` is the sandboxes' user as the launcher sees it."""
+    def __init__(self, state: str, read_only_paths: list[str], owner: int, layers: int = -1) -> None:
+        """`owner` is the sandboxes' user as the launcher sees it; `layers` a descriptor of the images'."""
         self._owner = owner
+        self._layers = layers
         self._state = state
         self._base = os.path.join(state, "base")
         self._paths = read_only_paths
@@ -93,15 +98,21 @@ class Base:
         """Needs its own mount and user namespace. Raises OSError."""
         sys.mount("", "/", flags=sys.MS_REC | sys.MS_PRIVATE)
         sys.mount("tmpfs", self._base, "tmpfs", SAFE, "mode=755")
-        for name in ("skel", "ro", "dev", "proc", "state", "m", "empty", "old"):
+        for name in ("skel", "bare", "l", "ro", "dev", "proc", "state", "m", "empty", "old"):
             os.mkdir(os.path.join(self._base, name), 0o755)
         self._fill_skeleton()
+        self._fill_bare()
         self._bind_system()
         self._make_devices()
         # Read-only: where one user is all there is, it owns this directory, which every sandbox sees.
         empty = os.path.join(self._base, "empty")
         sys.mount(empty, empty, flags=sys.MS_BIND)
         sys.harden_mounts(empty, READ_ONLY)
+        if self._layers >= 0:
+            layers = os.path.join(self._base, "l")
+            sys.mount(f"/proc/self/fd/{self._layers}", layers, flags=sys.MS_BIND)
+            sys.harden_mounts(layers, READ_ONLY)
+            os.close(self._layers)
         for source, name in (("/proc", "proc"), (self._state, "state")):
             sys.mount(source, os.path.join(self._base, name), flags=sys.MS_BIND | sys.MS_REC)
         os.chdir(self._base)
@@ -123,10 +134,18 @@ class Base:
             _write(self._skeleton(name), text.encode())
         for name in ETC:
             _copy(os.path.join("/etc", name), self._skeleton(os.path.join("etc", name)))
-        for name in ("online", "possible", "present"):
-            path = f"/sys/devices/system/cpu/{name}"
-            _copy(path, self._skeleton(path))
+        _copy_processors(os.path.join(self._base, "skel"))
         os.symlink("/proc/mounts", self._skeleton("etc/mtab"))
+
+    def _fill_bare(self) -> None:
+        bare = os.path.join(self._base, "bare")
+        for name in MOUNT_POINTS:
+            os.makedirs(os.path.join(bare, name), exist_ok=True)
+            os.chmod(os.path.join(bare, name), DIRECTORIES[name])
+        os.mkdir(os.path.join(bare, "etc"), 0o755)
+        for name in OWN_FILES:
+            _write(os.path.join(bare, name), SYNTHETIC[name].encode())
+        _copy_processors(bare)
 
     def _bind_system(self) -> None:
         for path in (*SYSTEM_DIRECTORIES, *self._paths):
@@ -159,8 +178,10 @@ class Base:
             "", devices, flags=sys.MS_REMOUNT | sys.MS_BIND | sys.MS_RDONLY | sys.MS_NOSUID | sys.MS_NOEXEC
         )
 
-    def assemble(self, sandbox_id: str, cwd: str, limits: dict[str, float]) -> None:
+    def assemble(self, sandbox_id: str, cwd: str, limits: dict[str, float], layers: list[str]) -> None:
         """Makes the sandbox's root and moves the calling process into it.
+
+        `layers` are an image's directories, the highest first; none for the host's own system.
 
         Needs a copy of the launcher's mount namespace and new pid, network and ipc namespaces.
         """
@@ -170,10 +191,11 @@ class Base:
             # Bounded by a file system of its own, in memory; the overlay then covers it.
             home = "/m"
             sys.mount("tmpfs", home, "tmpfs", SAFE, f"mode=755,size={int(disk)}")
-        layers = f"lowerdir=/skel,upperdir={home}/upper,workdir={home}/work,userxattr,volatile"
+        lower = ":".join(["/bare", *(f"/l/{name}" for name in layers)]) if layers else "/skel"
+        options = f"lowerdir={lower},upperdir={home}/upper,workdir={home}/work,userxattr,volatile"
         os.mkdir(f"{home}/upper", 0o755)
         os.mkdir(f"{home}/work", 0o755)
-        sys.mount("overlay", "/m", "overlay", SAFE, layers)
+        sys.mount("overlay", "/m", "overlay", SAFE, options)
         sys.mount("/dev", "/m/dev", flags=sys.MS_MOVE)
         # Memory, too, and counted as such: half of the limit, or filling it would get processes killed.
         size = int(limits.get("memory_bytes", 2 << 30)) // 2
@@ -184,7 +206,7 @@ class Base:
             "devpts", "/m/dev/pts", "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, "newinstance,ptmxmode=0666"
         )
         # After /tmp, below which one of them may lie.
-        for source, target in self.binds:
+        for source, target in () if layers else self.binds:
             os.makedirs(target, exist_ok=True)
             sys.mount(source, target, flags=sys.MS_BIND | sys.MS_REC)
         self._mount_proc()
@@ -218,6 +240,13 @@ def _cover(path: str) -> str:
 def _write(path: str, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
+
+
+def _copy_processors(root: str) -> None:
+    """What libraries count processors by."""
+    for name in ("online", "possible", "present"):
+        path = f"/sys/devices/system/cpu/{name}"
+        _copy(path, root + path)
 
 
 def _copy(source: str, target: str) -> None:

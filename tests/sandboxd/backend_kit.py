@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from sandboxd.backends.base import Backend, Connection, Execution
+from sandboxd.images.importing import import_image
+from sandboxd.images.store import ImageStore
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
 
 
@@ -39,6 +43,7 @@ class Case:
     params=[
         "fake",
         "namespace",
+        pytest.param("namespace-image", marks=pytest.mark.docker),
         pytest.param("docker", marks=pytest.mark.docker),
         pytest.param("docker-exec", marks=pytest.mark.docker),
     ]
@@ -53,6 +58,11 @@ def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         from sandboxd.backends.namespace import NamespaceBackend
 
         return Case(NamespaceBackend(tmp_path / "state"), Template("t"))
+    if request.param == "namespace-image":
+        from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
+
+        options = NamespaceOptions(images_dir=request.getfixturevalue("busybox_store"))
+        return Case(NamespaceBackend(tmp_path / "state", options), Template("t", image="busybox"))
     fixture = "docker_python_image" if request.param == "docker" else "docker_busybox_image"
     image = request.getfixturevalue(fixture)
     from sandboxd.backends.docker import DockerBackend
@@ -60,6 +70,17 @@ def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     template = Template("t", image=image)
     by_engine = request.param == "docker-exec"
     return Case(DockerBackend(tmp_path / "state"), template, by_engine, without_terminals=by_engine)
+
+
+@pytest.fixture(scope="session")
+def busybox_store(docker_busybox_image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image store with `busybox`: an image without Python, imported from the Docker Engine."""
+    store = ImageStore(tmp_path_factory.mktemp("images"))
+    # In a thread: a test's own loop may be running by the time it asks.
+    work = import_image(store, f"docker:{docker_busybox_image}", "busybox", print)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, work).result()
+    return store.root
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from sandboxd.pool import Pool, PoolOptions
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Template
 from tests.sandboxd import namespace_kit
-from tests.sandboxd.backend_kit import box, case, unopened  # noqa: F401 - fixtures of the backends' tests
+from tests.sandboxd.backend_kit import box, busybox_store, case, unopened  # noqa: F401 - fixtures of the backends' tests
 
 backend = namespace_kit.backend
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import sandboxd
-from sandboxd.backends.namespace import BOOTSTRAP, NamespaceBackend, NamespaceOptions
+from sandboxd.backends import bare
+from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, SandboxLost, StartFailed
 from sandboxd.types import Command, Network, Template
 
@@ -309,10 +309,10 @@ async def test_a_state_directory_that_cannot_be_is_named(tmp_path: Path) -> None
 
 
 def test_the_launcher_loads_little_since_every_sandbox_is_a_copy_of_it() -> None:
-    script = BOOTSTRAP.replace("\nmain()", "\nprint(*sys.modules)")
-    assert script != BOOTSTRAP
-    command = [sys.executable, "-I", "-S", "-c", script, str(Path(sandboxd.__file__).parent)]
-    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    command = bare.command(sys.executable, "sandboxd.backends.keeper")
+    loads = [word.replace("sys.modules[name].main()", "print(*sys.modules)") for word in command]
+    assert loads != command
+    loaded = set(subprocess.run(loads, capture_output=True, text=True, check=True).stdout.split())
     assert "sandboxd.guest.main" in loaded
     heavy = {
         "typing",
