@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds the images that the tests use, and with "toolbox" the one that pools use.
+# Builds the images that the tests use, and with "toolbox" or "software" those that pools use.
 #
 #   images/build.sh            sandboxd/test-python and sandboxd/test-busybox
 #   images/build.sh toolbox    sandboxd/python, from images/python/Dockerfile
+#   images/build.sh software   sandboxd/software, from images/software/Dockerfile
 #
 # No registry is needed: the base is laid out by mmdebstrap from this host's own Debian or Ubuntu packages.
 # What is there already is kept; REBUILD=1 makes it anew.
@@ -26,6 +27,19 @@ python_image() {
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
         "$suite" "$scratch/python.tar" || fail "mmdebstrap $suite failed"
     docker import "$scratch/python.tar" sandboxd/test-python:latest >/dev/null
+}
+
+software_base() {
+    need mmdebstrap mmdebstrap
+    local packages
+    packages=$(sed -n 's/^ARG PACKAGES="\(.*\)"$/\1/p' software/Dockerfile | tr ' ' ',')
+    echo "images: laying out the base of sandboxd/software (two minutes)"
+    # shellcheck source=/dev/null
+    suite=${SUITE:-$(. /etc/os-release && echo "$VERSION_CODENAME")}
+    mmdebstrap --quiet --variant=minbase --include="$packages" \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+        "$suite" "$scratch/software.tar" || fail "mmdebstrap $suite failed"
+    docker import "$scratch/software.tar" sandboxd/software-base:latest >/dev/null
 }
 
 busybox_image() {
@@ -56,6 +70,14 @@ case "${1:-test}" in
         fi
         docker build --quiet --build-arg "BASE=$base" --tag sandboxd/python:latest python >/dev/null
         ;;
-    *) fail "unknown image set '$1'; known: test, toolbox" ;;
+    software)
+        base=${BASE:-}
+        if [ -z "$base" ]; then
+            base=sandboxd/software-base:latest
+            present "$base" || software_base
+        fi
+        docker build --quiet --build-arg "BASE=$base" --tag sandboxd/software:latest software >/dev/null
+        ;;
+    *) fail "unknown image set '$1'; known: test, toolbox, software" ;;
 esac
 echo "images: ready"

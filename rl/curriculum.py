@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rl.errors import Exhausted
 from rl.tasks import TaskSource
 from rl.types import Task
 
@@ -22,7 +23,9 @@ Place = tuple[str, int]
 class Curriculum(Protocol):
     """Chooses tasks. Each call of `next_task` gives a task that was never given before."""
 
-    def next_task(self) -> Task: ...
+    def next_task(self) -> Task:
+        """Raises Exhausted when there is nothing left to learn."""
+        ...
 
     def observe(self, task: Task, rewards: Sequence[float]) -> None:
         """Take the rewards of a finished group's scored episodes, whatever becomes of the group."""
@@ -147,6 +150,9 @@ class SolveRateBands:
     learn, so that one whose last level alone is unsolved leaves room for one that has hardly begun. Within
     it a place's groups that are still being played share its weight, so that a new level is not tried
     often before it is known.
+
+    When every level is open and was last seen above the band, no group would carry a signal: the tasks have
+    then run out.
     """
 
     def __init__(
@@ -168,9 +174,17 @@ class SolveRateBands:
         self._drawer = _Drawer(source, seed)
 
     def next_task(self) -> Task:
+        if self._mastered():
+            raise Exhausted(f"every level of {', '.join(self._levels)} is solved")
         chosen = self._drawer.choose(*self._shares())
         self._playing[chosen] += 1
         return self._drawer.draw(chosen)
+
+    def _mastered(self) -> bool:
+        places = [(family, level) for family, count in self._levels.items() for level in range(count)]
+        known = [self._estimate(place) for place in places]
+        full = self._settings.memory
+        return all(place.seen >= full and place.rate > self._settings.high for place in known)
 
     def _shares(self) -> tuple[list[Place], list[float]]:
         """The open places, and how often each is to be drawn now."""

@@ -85,6 +85,8 @@ class Loop:
         """Updates of the weights so far; the generator serves this version once it is published."""
         self._observed = set(resumed.observed if resumed else ())
         """Keys of unsettled tasks that the curriculum has heard about."""
+        self.ended_because = ""
+        """Why the tasks ran out; empty while they have not."""
         self.waiting_seconds = 0.0
         self.training_seconds = 0.0
         self._parts = parts
@@ -146,7 +148,8 @@ class Loop:
                 await buffer.admitted()
                 try:
                     task, again = self._next_task()
-                except Exhausted:
+                except Exhausted as error:
+                    self.ended_because = str(error)
                     buffer.close()
                     break
                 ticket = buffer.claim(task, self._parts.publisher.version)

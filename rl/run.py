@@ -228,6 +228,8 @@ class Session:
         self._progress.say("training")
         began = time.monotonic()
         await self._train(loop, engines.trainer)
+        if loop.ended_because:
+            self._progress.say(f"training ends after step {loop.step}: {loop.ended_because}")
         loop_seconds, idle = time.monotonic() - began, observer.idle_ratio()
         after = await self._measure(player, held_out, "after")
         return Results(

@@ -128,7 +128,7 @@ def _add_images(parts: Any) -> None:
 
 def _add_bench(parts: Any) -> None:
     bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
-    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst|exec|churn|bombs")
+    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst|exec|churn|bombs|fork")
     burst = _add_shape(shapes, "burst", "N callers ask at once for a sandbox each", commands.bench_burst)
     burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
     burst.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
@@ -154,6 +154,12 @@ def _add_bench(parts: Any) -> None:
         "--bombs", type=int, default=10, metavar="N", help="sandboxes that do their worst (10)"
     )
     bombs.add_argument("--seconds", type=float, default=10.0, metavar="S", help="without and with bombs (10)")
+    fork = _add_shape(
+        shapes, "fork", "sandboxes that begin where another is, which holds so much", commands.bench_fork
+    )
+    fork.add_argument("--count", type=int, default=8, metavar="N", help="forks at once (8)")
+    fork.add_argument("--megabytes", type=int, default=1, metavar="N", help="what is copied (1)")
+    fork.add_argument("--rounds", type=int, default=5, metavar="N", help="so many times (5)")
 
 
 def _add_shape(shapes: Any, name: str, about: str, run: Callable[..., Coroutine[Any, Any, int]]) -> Any:

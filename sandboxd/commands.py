@@ -180,6 +180,23 @@ async def bench_bombs(arguments: argparse.Namespace) -> int:
     return await _measured(arguments, bombs.run(options))
 
 
+async def bench_fork(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench fork`: 1 when a fork failed or something was left behind."""
+    from sandboxd.bench import fork
+
+    _check_bench(arguments, "count", "megabytes", "rounds")
+    if arguments.baseline:
+        raise ConfigError("bench fork --baseline: the bare Docker SDK has no such measurement")
+    options = fork.Options(
+        backend=arguments.backend,
+        image=arguments.image,
+        count=arguments.count,
+        megabytes=arguments.megabytes,
+        rounds=arguments.rounds,
+    )
+    return await _measured(arguments, fork.run(options))
+
+
 def _check_bench(arguments: argparse.Namespace, *counts: str) -> None:
     """Raises ConfigError for what cannot be measured."""
     for name in counts:

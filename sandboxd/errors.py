@@ -9,6 +9,7 @@
     │   └── FileNotFound      no such path inside the sandbox
     ├── FileFailed            the sandbox refused the file operation (TASK)
     ├── QueueFull             too many callers wait already: come back after `retry_after`
+    ├── PoolFull              the pool may have no more sandboxes: release some
     ├── AcquireTimedOut       no sandbox within the time the caller gave
     ├── StartFailed           every attempt to start a sandbox failed; `retryable` says if another may not
     ├── SandboxLost           the sandbox died: restart the episode, never retry the call
@@ -130,6 +131,13 @@ class QueueFull(SandboxdError):
     """As many callers wait as the pool lets wait."""
 
     reason = "QUEUE_FULL"
+    default_phase = Phase.QUEUE
+
+
+class PoolFull(SandboxdError):
+    """The pool has as many sandboxes as it may; what was asked for does not wait for others to end."""
+
+    reason = "POOL_FULL"
     default_phase = Phase.QUEUE
 
 

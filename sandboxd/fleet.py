@@ -18,7 +18,8 @@ from typing import Protocol
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
-from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
+from sandboxd.errors import Draining, Internal, SandboxdError, SandboxLost, StartFailed
+from sandboxd.forking import Forks
 from sandboxd.ledger import Bounds, Ledger
 from sandboxd.lifetime import Tasks
 from sandboxd.starting import RetryPolicy, Starter
@@ -46,6 +47,8 @@ class Sandbox:
     ttl: float = 0.0
     labels: dict[str, str] = field(default_factory=dict)
     request_id: str = ""
+    template: Template | None = None
+    """Its own, where it is not the pool's: a fork's."""
 
 
 class Listener(Protocol):
@@ -69,9 +72,11 @@ class Fleet:
         self.sandboxes: dict[str, Sandbox] = {}
         self.last_failure = ""
         self._name = name
+        self._template = template
         self._backend = backend
         self._clock = clock
         self._starter = Starter(backend, template, retry, clock)
+        self._forks = Forks(backend, retry, clock)
         self._slots: dict[str, asyncio.Future[None]] = {}
         self._start_seconds: deque[float] = deque(maxlen=START_SAMPLES)
         self._fill_pause = 0.0
@@ -103,8 +108,12 @@ class Fleet:
             match sandbox.state:
                 case SandboxState.STARTING if sandbox.task:
                     # Counted out here: a task that is cancelled before its first step never runs.
-                    sandbox.task.cancel()
+                    if (
+                        not sandbox.task.cancelling()
+                    ):  # forks share one, which a second would hit in its cleanup
+                        sandbox.task.cancel()
                     self.ledger.start_withdrawn(sandbox.id)
+                    self.ledger.fork_withdrawn(sandbox.id)
                     del self.sandboxes[sandbox.id]
                 case SandboxState.WARM:
                     self.ledger.retire(sandbox.id)
@@ -155,6 +164,60 @@ class Fleet:
         sandbox.task = self._tasks.create_task(self._watch(sandbox), name=f"watch {sandbox.id}")
         self.ledger.start_succeeded(sandbox.id)
         self.pump()
+
+    def fork(self, source: Sandbox, count: int) -> tuple[list[Sandbox], asyncio.Future[None]]:
+        """Begins to start sandboxes with the files of `source`, all or none. They are leased when the future
+        is done, which else has the error. Raises PoolFull.
+        """
+        forks = [Sandbox(name, self._clock.now()) for name in self.ledger.fork(count)]
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Retrieved here, so that a failure whose caller has left is not reported as unhandled.
+        done.add_done_callback(lambda future: future.exception())
+        task = self._tasks.create_task(self._fork(source, forks, done), name=f"fork {source.id}")
+        task.add_done_callback(lambda _: _settle(done))
+        for fork in forks:
+            self.sandboxes[fork.id], fork.task = fork, task
+        return forks, done
+
+    async def _fork(self, source: Sandbox, forks: list[Sandbox], done: asyncio.Future[None]) -> None:
+        begin = self._clock.now()
+        try:
+            template, connections = await self._started(source, [fork.id for fork in forks])
+        except SandboxdError as error:
+            for fork in forks:
+                self.ledger.fork_withdrawn(fork.id)
+                self.sandboxes.pop(fork.id, None)
+            done.set_exception(error)
+            self.pump()
+            return
+        for fork, connection in zip(forks, connections, strict=True):
+            fork.connection, fork.template = connection, template
+            if self._closing:
+                self.sandboxes[fork.id] = fork
+                self.ledger.deleting.add(fork.id)
+                self._begin_to_destroy(fork)
+                continue
+            self._start_seconds.append(self._clock.now() - begin)
+            fork.state = SandboxState.ACTIVE
+            fork.task = self._tasks.create_task(self._watch(fork), name=f"watch {fork.id}")
+            self.ledger.forked(fork.id)
+        if not self._closing:
+            done.set_result(None)
+
+    async def snapshot(self, sandbox: Sandbox, image: str) -> int:
+        """Stores its files as an image; returns the bytes copied. Raises what `Backend.snapshot` raises."""
+        return await self._backend.snapshot(sandbox.id, sandbox.template or self._template, image)
+
+    async def _started(self, source: Sandbox, names: list[str]) -> tuple[Template, list[Connection]]:
+        try:
+            return await self._forks.start(
+                source.id, source.template or self._template, names, self.ledger.bounds.start_limit
+            )
+        except SandboxdError:
+            raise
+        except Exception as error:
+            logger.exception("forking %s", source.id)
+            raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error
 
     async def _create(self, sandbox: Sandbox) -> Connection:
         async def between(pause: float) -> None:
@@ -233,6 +296,8 @@ class Fleet:
         while True:
             try:
                 await self._backend.destroy(sandbox.id)
+                if sandbox.template:
+                    await self._forks.ended(sandbox.template)
                 break
             except Exception:
                 logger.exception("destroying %s; trying again in %.0f s", sandbox.id, DESTROY_PAUSE)
@@ -243,3 +308,9 @@ class Fleet:
         self.ledger.deleted(sandbox.id)
         del self.sandboxes[sandbox.id]
         self.pump()
+
+
+def _settle(done: asyncio.Future[None]) -> None:
+    """A fork's task has ended; where it said nothing it was cancelled, perhaps before its first step."""
+    if not done.done():
+        done.set_exception(Draining("the daemon is shutting down"))

@@ -8,6 +8,8 @@ says what to start, resume and grant; the pool then does it.
               │  ▲       └──────────────────▲
               ▼  │ (a slot is free)
            BACKING OFF   between two attempts: counts towards the size, holds no starting slot
+
+A fork goes from FORKING to ACTIVE: it is its caller's from the start, and passes the queue.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandboxd.errors import QueueFull
+from sandboxd.errors import PoolFull, QueueFull
 
 QUEUE_FULL_RETRY_SECONDS = 1.0
 
@@ -64,6 +66,7 @@ class Ledger:
     resumable: OrderedDict[str, None] = field(default_factory=OrderedDict)
     warm: OrderedDict[str, None] = field(default_factory=OrderedDict)
     active: set[str] = field(default_factory=set)
+    forking: set[str] = field(default_factory=set)
     deleting: set[str] = field(default_factory=set)
     waiting: OrderedDict[int, None] = field(default_factory=OrderedDict)
     totals: Totals = field(default_factory=Totals)
@@ -73,7 +76,9 @@ class Ledger:
     @property
     def size(self) -> int:
         """Sandboxes that exist or are on their way, in any state."""
-        return self.starting_count + len(self.warm) + len(self.active) + len(self.deleting)
+        return (
+            self.starting_count + len(self.forking) + len(self.warm) + len(self.active) + len(self.deleting)
+        )
 
     @property
     def starting_count(self) -> int:
@@ -109,7 +114,7 @@ class Ledger:
             self.active.add(sandbox_id)
             self.totals.acquired += 1
             grants.append((ticket, sandbox_id))
-        slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting)
+        slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting) - len(self.forking)
         resumed = self._resume(slots)
         started = self._start(slots - len(resumed), may_fill=may_fill)
         return Plan(start=started, resume=resumed, grant=tuple(grants))
@@ -168,6 +173,30 @@ class Ledger:
         self.backing_off.discard(sandbox_id)
         self.resumable.pop(sandbox_id, None)
 
+    def fork(self, count: int) -> tuple[str, ...]:
+        """New → FORKING, all or none. Raises PoolFull."""
+        room = self.bounds.size_limit - self.size
+        if count > room:
+            raise PoolFull(
+                f"{count} forks do not fit: the pool may have {self.bounds.size_limit} sandboxes and has"
+                f" {self.size}; release some, or raise its size_limit",
+                metadata={"room": str(max(0, room))},
+            )
+        forks = tuple(self.new_id() for _ in range(count))
+        self.forking.update(forks)
+        return forks
+
+    def forked(self, sandbox_id: str) -> None:
+        """FORKING → ACTIVE."""
+        self.forking.remove(sandbox_id)
+        self.active.add(sandbox_id)
+        self.totals.started += 1
+        self.totals.acquired += 1
+
+    def fork_withdrawn(self, sandbox_id: str) -> None:
+        """FORKING → gone: nothing of it is left."""
+        self.forking.discard(sandbox_id)
+
     def release(self, sandbox_id: str) -> None:
         """ACTIVE → DELETING by its holder."""
         self._end(sandbox_id)
@@ -206,7 +235,8 @@ class Ledger:
 
     def check(self) -> None:
         """Raises AssertionError where an invariant does not hold: a bug of the ledger, never bad luck."""
-        states = (self.starting, self.backing_off, self.resumable, self.warm, self.active, self.deleting)
+        on_their_way = (self.starting, self.backing_off, self.resumable, self.forking)
+        states = (*on_their_way, self.warm, self.active, self.deleting)
         totals = self.totals
         if len(set().union(*states)) != self.size:
             raise AssertionError(f"a sandbox is in two states at once: {self!r}")
@@ -216,6 +246,7 @@ class Ledger:
     def __repr__(self) -> str:
         return (
             f"<Ledger {len(self.starting)} starting, {len(self.backing_off) + len(self.resumable)} backing"
-            f" off, {len(self.warm)} warm, {len(self.active)} active, {len(self.deleting)} deleting,"
+            f" off, {len(self.forking)} forking, {len(self.warm)} warm, {len(self.active)} active,"
+            f" {len(self.deleting)} deleting,"
             f" {len(self.waiting)} waiting>"
         )

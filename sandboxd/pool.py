@@ -167,6 +167,35 @@ class Pool:
                 metadata={"position": str(ahead)},
             )
 
+    async def fork(self, sandbox_id: str, count: int, lease: Lease) -> list[Sandbox]:
+        """Leases `count` new sandboxes whose files are as this one's are now; all or none.
+
+        Raises PoolFull, Draining, StartFailed, InvalidRequest where the backend cannot, and as `get`.
+        """
+        source = self.get(sandbox_id)
+        if self._draining:
+            raise Draining(f"pool {self.name!r} takes no new work: the daemon is shutting down")
+        forks, done = self._fleet.fork(source, count)
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            done.add_done_callback(lambda _: self._release_all(forks))
+            raise
+        for fork in forks:
+            if fork.state is SandboxState.ACTIVE:  # one may have died already
+                fork.labels = lease.labels
+                self._set_expiry(fork, lease.ttl or self._options.default_ttl)
+        return forks
+
+    def _release_all(self, sandboxes: list[Sandbox]) -> None:
+        for sandbox in sandboxes:
+            self.release(sandbox.id)
+
+    async def snapshot(self, sandbox_id: str, image: str) -> int:
+        """Stores the sandbox's files as an image; returns the bytes copied. Raises as `fork`."""
+        sandbox = self.get(sandbox_id)
+        return await self._fleet.snapshot(sandbox, image)
+
     def granted(self, ticket: int, sandbox: Sandbox) -> None:
         """The fleet's word that a waiter's sandbox is there."""
         self._waiters.pop(ticket).set_result(sandbox)

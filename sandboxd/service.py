@@ -162,6 +162,22 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
         encoded = [self._pools.encode(pool, sandbox) for pool, sandbox in page]
         return pb.ListSandboxesResponse(sandboxes=encoded, next_page_token=token)
 
+    @unary
+    async def ForkSandbox(self, request: pb.ForkSandboxRequest, context: Context) -> pb.ForkSandboxResponse:
+        pool, sandbox_id = self._pools.holding(request.name)
+        ttl = wire.seconds(request.ttl, "ttl") if request.HasField("ttl") else None
+        lease = Lease(ttl=ttl, labels=wire.labels(request.labels))
+        forks = await pool.fork(sandbox_id, wire.fork_count(request), lease)
+        return pb.ForkSandboxResponse(sandboxes=[self._pools.encode(pool, fork) for fork in forks])
+
+    @unary
+    async def SnapshotSandbox(
+        self, request: pb.SnapshotSandboxRequest, context: Context
+    ) -> pb.SnapshotSandboxResponse:
+        pool, sandbox_id = self._pools.holding(request.name)
+        size = await pool.snapshot(sandbox_id, wire.image_name(request))
+        return pb.SnapshotSandboxResponse(size_bytes=size)
+
     @streaming
     async def ExecCommand(
         self, request: pb.ExecCommandRequest, context: Context

@@ -21,6 +21,7 @@ CODES: dict[type[errors.SandboxdError], grpc.StatusCode] = {
     errors.FileNotFound: grpc.StatusCode.NOT_FOUND,
     errors.FileFailed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.PoolFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.AcquireTimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StartFailed: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.SandboxLost: grpc.StatusCode.ABORTED,

@@ -88,6 +88,16 @@ class SyncBox:
         return self._client.run(self._box.exec(argv, **options))
 
     @contextlib.contextmanager
+    def fork(self, count: int, **options: Any) -> Iterator[list[SyncBox]]:
+        """Sandboxes that begin with this one's files, for the block."""
+        with self._client.within(self._box.fork(count, **options)) as forks:
+            yield [SyncBox(self._client, fork) for fork in forks]
+
+    def snapshot(self, image: str) -> int:
+        """Stores the sandbox's files as an image; returns the bytes copied."""
+        return self._client.run(self._box.snapshot(image))
+
+    @contextlib.contextmanager
     def shell(self, **options: Any) -> Iterator[SyncSession]:
         """A bash that stays, for the block."""
         with self._client.within(self._box.shell(**options)) as session:

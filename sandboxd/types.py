@@ -44,7 +44,8 @@ class Template:
     `image` is None for the host's own system directories (namespace backend), else what the backend
     calls an image; its environment comes before `env`. `setup` is run once in each new sandbox before it
     counts as ready; a non-zero exit fails the start. `env` is the environment of every command; nothing is
-    inherited from the host.
+    inherited from the host. `branches` are copies of what sandboxes had written, the oldest first, that a new
+    one begins with (`Backend.branch`).
     """
 
     name: str
@@ -57,6 +58,7 @@ class Template:
     runtime: str | None = None
     start_timeout: float = 30.0
     pull_timeout: float = 600.0
+    branches: tuple[str, ...] = ()
 
 
 class SandboxState(enum.Enum):

@@ -34,6 +34,7 @@ OUTPUT_PIECE_BYTES = 1 << 19
 TERMINAL_SIDE_LIMIT = 65535
 SIGNAL_LIMIT = 64
 TAIL_LIMIT_BYTES = 1 << 20
+FORK_LIMIT = 1000
 FILES_AT_ONCE, NAMES_AT_ONCE_BYTES = 1000, 1 << 19
 # What a timestamp can say, in seconds since 1970: the years 1 to 9999.
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
@@ -70,6 +71,18 @@ def request_id(request: pb.AcquireSandboxRequest) -> str:
     if len(request.request_id.encode()) > REQUEST_ID_BYTES_LIMIT:
         raise InvalidRequest(f"request_id is longer than {REQUEST_ID_BYTES_LIMIT} bytes")
     return request.request_id
+
+
+def fork_count(request: pb.ForkSandboxRequest) -> int:
+    if not 1 <= request.count <= FORK_LIMIT:
+        raise InvalidRequest(f"count = {request.count} must be from 1 to {FORK_LIMIT}")
+    return request.count
+
+
+def image_name(request: pb.SnapshotSandboxRequest) -> str:
+    if not request.image:
+        raise InvalidRequest("image is empty: name the image to make")
+    return request.image
 
 
 def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Command:

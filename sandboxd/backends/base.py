@@ -142,6 +142,26 @@ class Backend(Protocol):
         """
         ...
 
+    async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
+        """Keeps a copy of what the sandbox has written, under the caller's name for it, and returns the
+        template of sandboxes that begin with it.
+
+        Files that are written to meanwhile are copied as they are found. A failed or cancelled call leaves
+        nothing behind. Raises StartFailed, SandboxLost, InvalidRequest where the backend cannot.
+        """
+        ...
+
+    async def prune(self, branch: str) -> None:
+        """Removes the copy, on which nothing runs any more. Idempotent."""
+        ...
+
+    async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
+        """Stores the sandbox's file system as an image of that name; returns the bytes copied.
+
+        As `branch` otherwise.
+        """
+        ...
+
     async def destroy(self, sandbox_id: str) -> None:
         """Ends the sandbox and removes all it had. Idempotent; a name never created is no error."""
         ...

@@ -16,7 +16,7 @@ import struct
 
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
-from sandboxd.backends.rootfs import UID, Base
+from sandboxd.backends.rootfs import BRANCH_PREFIX, UID, Base
 from sandboxd.backends.seccomp import Program
 from sandboxd.guest.main import Guest
 
@@ -27,22 +27,26 @@ ERROR_FILE = "error"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 
 class Order:
-    """One sandbox to make, as it comes over the control socket."""
+    """One sandbox to make, as it comes over the control socket.
 
-    __slots__ = ("cwd", "host_network", "layers", "limits", "sandbox_id")
+    `lower` are the directories below its writable layer, the highest first; `host_system` says that they lie
+    upon the host's own.
+    """
 
-    def __init__(
-        self, sandbox_id: str, cwd: str, limits: dict[str, float], layers: list[str], host_network: bool
-    ) -> None:
-        self.sandbox_id = sandbox_id
-        self.cwd = cwd
-        self.limits = limits
-        self.layers = layers
-        self.host_network = host_network
+    __slots__ = ("cwd", "host_network", "host_system", "limits", "lower", "sandbox_id")
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        self.sandbox_id: str = message["id"]
+        self.cwd: str = message["cwd"]
+        self.limits: dict[str, float] = message["limits"]
+        self.host_network: bool = message["host_network"]
+        self.host_system: bool = message["host_system"]
+        branches = [f"/state/sandboxes/{BRANCH_PREFIX}{name}" for name in message["branches"]]
+        self.lower: list[str] = branches + [f"/l/{name}" for name in message["layers"]]
 
 
 class Confinement:
@@ -90,7 +94,9 @@ class Confinement:
         oom_score_fd = os.open("oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
         flags = sys.CLONE_NEWNS | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
         sys.unshare(flags if order.host_network else flags | sys.CLONE_NEWNET)
-        self._base.assemble(order.sandbox_id, order.cwd, order.limits, order.layers)
+        self._base.assemble(
+            order.sandbox_id, order.cwd, order.limits, order.lower, host_system=order.host_system
+        )
         sys.set_hostname(HOSTNAME)
         if not order.host_network:
             _raise_loopback()

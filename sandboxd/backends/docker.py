@@ -13,11 +13,13 @@ import hashlib
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import docker.errors
 import docker.types
+import docker.utils
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 import sandboxd.guest
@@ -26,7 +28,7 @@ from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.docker_exec import ExecConnection
 from sandboxd.backends.docker_images import LABEL, Image, Images
 from sandboxd.backends.engine import Api, Engine, EngineRefused, EngineStream
-from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, StartFailed
+from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.types import Capabilities, Template
 
 SANDBOX_LABEL = "sandboxd.sandbox"
@@ -123,7 +125,7 @@ class DockerBackend:
             except (docker.errors.APIError, EngineRefused) as error:
                 await self.destroy(sandbox_id)
                 if isinstance(error, docker.errors.ImageNotFound):
-                    self._images.forget(template)
+                    self._images.forget(template.image)
                 raise start.refused(error) from error
             except BaseException:
                 await self.destroy(sandbox_id)
@@ -152,6 +154,64 @@ class DockerBackend:
                     f"container {name} could not be removed: {error.explanation}", phase=Phase.DESTROY
                 ) from error
         shutil.rmtree(self._directory(sandbox_id), ignore_errors=True)
+
+    async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
+        """See `base.Backend.branch`; the Engine stops the container's processes while it copies."""
+        image = await self._images.get(template)
+        tag = self._branch_tag(branch)
+        await self._commit(sandbox_id, tag, f"LABEL {LABEL}={self._instance}")
+        forks = replace(template, image=tag, branches=(*template.branches, branch), setup=())
+        self._images.adopt(forks, replace(image, reference=tag))
+        return forks
+
+    async def prune(self, branch: str) -> None:
+        """See `base.Backend.prune`."""
+        tag = self._branch_tag(branch)
+        self._images.forget(tag)
+        try:
+            await self._engine.call(lambda api: api.remove_image(tag, force=True))
+        except docker.errors.NotFound:
+            pass  # Removed already, or never made.
+        except docker.errors.APIError as error:
+            raise BackendUnavailable(
+                f"image {tag} could not be removed: {error.explanation}", phase=Phase.DESTROY
+            ) from error
+
+    async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:  # noqa: ARG002 - contract
+        """See `base.Backend.snapshot`; the image is the Engine's, `image` its name, perhaps with a tag."""
+        # Without its value the label makes it nobody's: it stays when this instance goes.
+        await self._commit(sandbox_id, image, f"LABEL {LABEL}=")
+        history = await self._engine.call(lambda api: api.history(image))
+        size: int = history[0]["Size"]
+        return size
+
+    async def _commit(self, sandbox_id: str, image: str, changes: str) -> None:
+        """Raises StartFailed, SandboxLost. When cancelled it waits for the end, and undoes it."""
+        repository, tag = docker.utils.parse_repository_tag(image)
+        name = self._name(sandbox_id)
+        done = asyncio.ensure_future(
+            self._engine.call(
+                lambda api: api.commit(name, repository=repository, tag=tag or "latest", changes=changes)
+            )
+        )
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            await asyncio.wait([done])
+            with contextlib.suppress(docker.errors.APIError):
+                await self._engine.call(lambda api: api.remove_image(image, force=True))
+            raise
+        except docker.errors.NotFound as error:
+            raise SandboxLost(f"container {name} is gone", phase=Phase.FILE) from error
+        except docker.errors.APIError as error:
+            raise StartFailed(
+                f"the Docker Engine could not commit {name} as {image!r}: {error.explanation}",
+                phase=Phase.CREATE,
+                retryable=False,
+            ) from error
+
+    def _branch_tag(self, branch: str) -> str:
+        return f"sandboxd-{self._instance}:branch-{branch}"
 
     async def list_ids(self) -> list[str]:
         """The sandboxes of this instance, by the Engine's word."""

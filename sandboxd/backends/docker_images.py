@@ -94,9 +94,14 @@ class Images:
             pending.cancel()
             del self._pending[key]
 
-    def forget(self, template: Template) -> None:
+    def adopt(self, template: Template, image: Image) -> None:
+        """This template's image needs no more preparation."""
+        self._ready[template.image or "", template.cwd] = image
+
+    def forget(self, name: str | None) -> None:
         """The image turned out to be gone: the next caller prepares it again."""
-        self._ready.pop((template.image or "", template.cwd), None)
+        for key in [key for key in self._ready if key[0] == name]:
+            del self._ready[key]
 
     async def remove_derived(self) -> None:
         """Removes the images that `get` derived for this instance."""

@@ -13,7 +13,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandboxd.backends.base import Execution
@@ -56,6 +56,7 @@ class FakeBackend:
         self._clock = clock or MonotonicClock()
         self._random = random.Random(self.script.seed)
         self._alive: dict[str, FakeConnection] = {}
+        self._branches: dict[str, Path] = {}
 
     async def open(self) -> None:
         """Nothing to prepare."""
@@ -63,6 +64,8 @@ class FakeBackend:
     async def close(self) -> None:
         for sandbox_id in list(self._alive):
             await self.destroy(sandbox_id)
+        for branch in list(self._branches):
+            await self.prune(branch)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(isolation="none", notes=("commands run as plain processes of this user",))
@@ -84,6 +87,8 @@ class FakeBackend:
         self.created_total += 1
         connection = FakeConnection(template, dies=lambda: self._random.random() < self.script.die_rate)
         self._alive[sandbox_id] = connection
+        if template.branches:
+            await connection.begin_with(self._branches[template.branches[-1]])
         return connection
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -93,6 +98,23 @@ class FakeBackend:
         connection = self._alive.pop(sandbox_id, None)
         if connection is not None:
             await connection.end()
+
+    async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
+        self._branches[branch] = directory = Path(tempfile.mkdtemp(prefix="sandboxd-fake-branch-"))
+        try:
+            await self._alive[sandbox_id].copy_to(directory)
+        except BaseException:
+            await asyncio.shield(self.prune(branch))
+            raise
+        return replace(template, branches=(*template.branches, branch), setup=())
+
+    async def prune(self, branch: str) -> None:
+        directory = self._branches.pop(branch, None)
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
+        raise InvalidRequest("the fake backend keeps no images; use another", phase=Phase.CREATE)
 
     async def list_ids(self) -> list[str]:
         return list(self._alive)
@@ -132,6 +154,15 @@ class FakeConnection:
         if self._made_home is None:
             self._made_home = Path(tempfile.mkdtemp(prefix="sandboxd-fake-"))
         return self._made_home
+
+    async def begin_with(self, directory: Path) -> None:
+        """Takes over a copy of a directory's files."""
+        await asyncio.to_thread(shutil.copytree, directory, self._home, symlinks=True, dirs_exist_ok=True)
+
+    async def copy_to(self, directory: Path) -> None:
+        """Copies this sandbox's files there."""
+        self._check()
+        await asyncio.to_thread(shutil.copytree, self._home, directory, symlinks=True, dirs_exist_ok=True)
 
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[_Checked]:

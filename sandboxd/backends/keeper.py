@@ -117,12 +117,12 @@ def _keep(spec: Spec, report: int) -> None:
 
 
 def _open_images(store: str) -> list[int]:
-    """The store's layers and its records. Only now: the mounts must be those of the new namespace, and this
-    process is still the user who can walk there."""
+    """The store's layers, its records and what is on its way there. Only now: the mounts must be those of the
+    new namespace, and this process is still the user who can walk there."""
     if not store:
         return []
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    return [os.open(os.path.join(store, name), flags) for name in ("layers", "images")]
+    return [os.open(os.path.join(store, name), flags) for name in ("layers", "images", "partial")]
 
 
 def _lock(path: str) -> int:
@@ -235,7 +235,7 @@ def _build(
     gc.collect()
     gc.disable()
     gc.freeze()
-    return Launcher(control, confinement, records, ours, spec["grace"])
+    return Launcher(control, confinement, records, images[2] if images else -1, ours, spec["grace"])
 
 
 def _start_sweeper(cgroups: cgroup.Cgroups, not_its: list[int]) -> socket.socket:

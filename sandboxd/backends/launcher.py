@@ -11,8 +11,10 @@ and itself. When the launcher dies, the kernel kills the guests, and the keeper 
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
     {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "pids"}
-    {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers"}
+    {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers", "branches", "host_system"}
                                              → {} once its socket takes connections
+    {"do": "copy", "id" or "from_branch", "to_branch" or "to_partial"} → {"size"} (see `copies`)
+    {"do": "prune", "branch"}                → {} once nothing is left of it
     {"do": "destroy", "id"}                  → {} once nothing is left of it
     {"do": "close"}                          → {} once nothing is left at all, then the launcher ends
 An answer with `error` says what failed. {"lost": id, "why": text} comes unasked.
@@ -27,7 +29,9 @@ import socket
 
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
+from sandboxd.backends.copies import Copies
 from sandboxd.backends.records import Records
+from sandboxd.backends.rootfs import BRANCH_PREFIX
 from sandboxd.backends.sweeper import remove_tree
 from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
 
@@ -139,6 +143,7 @@ class Launcher:
         control: socket.socket,
         confinement: Confinement,
         records: Records,
+        copies: int,
         sweeper: socket.socket,
         grace: float,
     ) -> None:
@@ -146,10 +151,12 @@ class Launcher:
         self._control = control
         self._confinement = confinement
         self._records = records
+        self._copies = Copies(self.loop, copies)
         self._sweeper = Lines(self.loop, sweeper, self._on_swept, self._on_sweeper_gone)
         self._grace = grace
         self._daemons: set[Daemon] = set()
         self._sandboxes: dict[str, Sandbox] = {}
+        self._pruning: dict[str, list[Reply]] = {}
         self._names: dict[int, str] = {}
         self._closing: list[Reply] | None = None
         self._alone: Timer | None = None
@@ -199,6 +206,10 @@ class Launcher:
             self._create(message, reply)
         elif what == "destroy":
             self._destroy(message["id"], reply)
+        elif what == "copy":
+            self._copies.begin(message, reply)
+        elif what == "prune":
+            self._prune(f"{BRANCH_PREFIX}{message['branch']}", reply)
         elif what == "close":
             self._close(reply)
         else:
@@ -211,7 +222,7 @@ class Launcher:
         if name in self._sandboxes or self._closing is not None:
             reply({"error": "the name is taken" if name in self._sandboxes else "the launcher is closing"})
             return
-        order = Order(name, message["cwd"], message["limits"], message["layers"], message["host_network"])
+        order = Order(message)
         image = ""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -247,6 +258,12 @@ class Launcher:
             self._sweep(name)
         else:
             os.kill(sandbox.pid, signal.SIGKILL)
+
+    def _prune(self, name: str, reply: Reply) -> None:
+        waiting = self._pruning.setdefault(name, [])
+        waiting.append(reply)
+        if len(waiting) == 1:
+            self._sweep(name)
 
     def _close(self, reply: Reply) -> None:
         if self._closing is None:
@@ -292,10 +309,13 @@ class Launcher:
 
     def _on_swept(self, line: bytes) -> None:
         name, _, error = line.decode().partition(" ")
-        sandbox = self._sandboxes.pop(name)
-        if sandbox.image:
-            self._records.release(sandbox.image)
-        for reply in sandbox.waiting:
+        waiting = self._pruning.pop(name, [])
+        if name in self._sandboxes:
+            sandbox = self._sandboxes.pop(name)
+            waiting = sandbox.waiting
+            if sandbox.image:
+                self._records.release(sandbox.image)
+        for reply in waiting:
             reply({"error": error} if error else {})
         self._end_if_empty()
 

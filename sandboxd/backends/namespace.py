@@ -15,14 +15,15 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sandboxd.backends import bare
 from sandboxd.backends.channel import dial
 from sandboxd.backends.connection import GuestConnection
+from sandboxd.backends.link import Link
+from sandboxd.backends.snapshots import Snapshots
 from sandboxd.backends.users import UID_BASE
 from sandboxd.errors import BackendUnavailable, Phase, SandboxLost, StartFailed
-from sandboxd.images.store import Image, ImageNotFound, ImageStore
+from sandboxd.images.store import Image, ImageError, ImageStore
 from sandboxd.types import Capabilities, Network, Template
 
 # A launcher without a daemon keeps its sandboxes for this long.
@@ -51,64 +52,6 @@ class NamespaceOptions:
     cgroup_root: Path = Path("/sys/fs/cgroup")
 
 
-class Link:
-    """The control connection: requests with answers, and the losses that the launcher tells of."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._count = 0
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self.lost: dict[str, asyncio.Future[str]] = {}
-        self.broken = ""
-        self.task = asyncio.create_task(self._listen(), name="launcher link")
-
-    async def ask(self, what: str, **arguments: object) -> dict[str, Any]:
-        """Raises BackendUnavailable when the launcher is gone."""
-        if self.broken:
-            raise BackendUnavailable(self.broken)
-        self._count += 1
-        answer = self._asked[self._count] = asyncio.get_running_loop().create_future()
-        message = {"n": self._count, "do": what, **arguments}
-        self._writer.write(json.dumps(message).encode() + b"\n")
-        result: dict[str, Any] = await answer
-        return result
-
-    async def _listen(self) -> None:
-        try:
-            while line := await self._reader.readline():
-                self._heard(json.loads(line))
-        except ConnectionError:
-            pass
-        finally:
-            self._break("the launcher of the namespace sandboxes died")
-
-    def _heard(self, message: dict[str, Any]) -> None:
-        if "lost" in message:
-            future = self.lost.get(message["lost"])
-            if future is not None and not future.done():
-                future.set_result(message["why"])
-            return
-        answer = self._asked.pop(message["n"])
-        if not answer.done():
-            answer.set_result(message)
-
-    def _break(self, why: str) -> None:
-        self.broken = why
-        self._writer.close()
-        for future in self.lost.values():
-            if not future.done():
-                future.set_result(why)
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(BackendUnavailable(why))
-
-    async def close(self) -> None:
-        """Lets go of the launcher, which lives on."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
-
-
 class NamespaceBackend:
     """See `base.Backend`. Everything it makes lives under one state directory of its own."""
 
@@ -119,6 +62,7 @@ class NamespaceBackend:
         self._options = options or NamespaceOptions()
         self._link: Link | None = None
         self._linking = asyncio.Lock()
+        self._images: dict[str, Image] = {}
         self._enforced: frozenset[str] = frozenset()
         self._keeper_end: asyncio.Future[None] | None = None
         self.launcher_pid: int | None = None
@@ -215,30 +159,32 @@ class NamespaceBackend:
 
     def _image(self, name: str) -> Image:
         """Raises StartFailed."""
-        if self._options.images_dir is None:
-            raise StartFailed(
-                f"image {name!r}: this backend has no image store; leave `image` out, or use the docker"
-                " backend",
-                phase=Phase.PULL,
-                retryable=False,
-            )
         try:
-            return ImageStore(self._options.images_dir).find(name)
-        except ImageNotFound as error:
-            raise StartFailed(str(error), phase=Phase.PULL, retryable=False) from error
+            return self._store().find(name)
+        except ImageError as error:
+            raise StartFailed(
+                f"{error}; or leave `image` out, or use the docker backend", phase=Phase.PULL, retryable=False
+            ) from error
+
+    def _store(self) -> ImageStore:
+        """Raises ImageError."""
+        if self._options.images_dir is None:
+            raise ImageError("this backend has no image store")
+        return ImageStore(self._options.images_dir)
 
     async def create(self, sandbox_id: str, template: Template) -> GuestConnection:
         """See `base.Backend.create`."""
         await self.prepare(template)
         image = self._image(template.image) if template.image is not None else None
         if image is not None:
-            own = {os.fsencode(key): os.fsencode(value) for key, value in image.env.items()}
-            template = replace(template, env={**own, **template.env})
+            template = replace(template, env={**image.environment(), **template.env})
         self._check_room()
         link = await self._connected()
         if sandbox_id in link.lost:
             raise StartFailed(f"the name {sandbox_id!r} is taken", phase=Phase.CREATE, retryable=False)
         lost = link.lost[sandbox_id] = asyncio.get_running_loop().create_future()
+        if image is not None:
+            self._images[sandbox_id] = image
         try:
             await self._order(link, sandbox_id, template, image)
             socket_path = self._state / "sandboxes" / sandbox_id / "guest.sock"
@@ -276,6 +222,8 @@ class NamespaceBackend:
             host_network=template.network is Network.HOST,
             image=image.id if image is not None else "",
             layers=[layer.directory for layer in reversed(image.layers)] if image is not None else [],
+            branches=list(reversed(template.branches)),
+            host_system=image is None or image.host_system,
         )
         if "error" in answer:
             raise StartFailed(f"the launcher cannot make it: {answer['error']}", phase=Phase.CREATE)
@@ -290,6 +238,7 @@ class NamespaceBackend:
             await self.keeper_ended()
             return
         answer = await link.ask("destroy", id=sandbox_id)
+        self._images.pop(sandbox_id, None)
         lost = link.lost.pop(sandbox_id, None)
         if lost is not None and not lost.done():
             lost.set_result("it was destroyed")
@@ -297,6 +246,30 @@ class NamespaceBackend:
             raise BackendUnavailable(
                 f"sandbox {sandbox_id} could not be removed: {answer['error']}", phase=Phase.DESTROY
             )
+
+    async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
+        """See `base.Backend.branch`."""
+        image = self._images.get(sandbox_id)
+        await self._snapshots(await self._connected()).branch(sandbox_id, template, branch)
+        same = image.id if image is not None else None  # its name may have got another since
+        return replace(template, image=same, branches=(*template.branches, branch), setup=())
+
+    async def prune(self, branch: str) -> None:
+        """See `base.Backend.prune`."""
+        if self._link is not None and not self._link.broken:
+            await self._snapshots(self._link).prune(branch)
+
+    async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
+        """See `base.Backend.snapshot`."""
+        snapshots = self._snapshots(await self._connected())
+        try:
+            base = self._images.get(sandbox_id)
+            return await snapshots.store(self._store(), image, sandbox_id, template, base)
+        except ImageError as error:
+            raise StartFailed(str(error), phase=Phase.CREATE, retryable=False) from error
+
+    def _snapshots(self, link: Link) -> Snapshots:
+        return Snapshots(link, self._options.uid_base)
 
     async def list_ids(self) -> list[str]:
         """See `base.Backend.list_ids`."""

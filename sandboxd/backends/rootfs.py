@@ -4,7 +4,8 @@
 host's: /skel (the lower layer of every sandbox), /ro (the host's system directories, read-only), /dev,
 /proc, /state (the state directory) and /m (where a sandbox's root is put together). A new mount namespace
 copies that tree, which is why it is small. A sandbox of an image has /bare in the place of /skel, over the
-image's layers, which are in /l.
+image's layers, which are in /l; one that begins where another was has copies of that one's writable layer,
+/state/sandboxes/branch.*, above them.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
+BRANCH_PREFIX = "branch."
+# One page holds them all.
+MOUNT_OPTIONS_BYTES = 4096
 # Covered by an empty file or directory; /proc is read-only besides.
 MASKED = ("kcore", "keys", "kmsg", "sysrq-trigger", "timer_list", "acpi", "scsi", "bus", "irq", "fs")
 SAFE = sys.MS_NOSUID | sys.MS_NODEV
@@ -178,12 +182,13 @@ class Base:
             "", devices, flags=sys.MS_REMOUNT | sys.MS_BIND | sys.MS_RDONLY | sys.MS_NOSUID | sys.MS_NOEXEC
         )
 
-    def assemble(self, sandbox_id: str, cwd: str, limits: dict[str, float], layers: list[str]) -> None:
+    def assemble(
+        self, sandbox_id: str, cwd: str, limits: dict[str, float], lower: list[str], *, host_system: bool
+    ) -> None:
         """Makes the sandbox's root and moves the calling process into it.
 
-        `layers` are an image's directories, the highest first; none for the host's own system.
-
-        Needs a copy of the launcher's mount namespace and new pid, network and ipc namespaces.
+        `lower` are the directories below its writable layer, the highest first. Needs a copy of the
+        launcher's mount namespace and new pid, network and ipc namespaces.
         """
         home = f"/state/sandboxes/{sandbox_id}"
         disk = limits.get("disk_bytes")
@@ -191,8 +196,10 @@ class Base:
             # Bounded by a file system of its own, in memory; the overlay then covers it.
             home = "/m"
             sys.mount("tmpfs", home, "tmpfs", SAFE, f"mode=755,size={int(disk)}")
-        lower = ":".join(["/bare", *(f"/l/{name}" for name in layers)]) if layers else "/skel"
-        options = f"lowerdir={lower},upperdir={home}/upper,workdir={home}/work,userxattr,volatile"
+        layers = ":".join([*lower, "/skel"] if host_system else ["/bare", *lower])
+        options = f"lowerdir={layers},upperdir={home}/upper,workdir={home}/work,userxattr,volatile"
+        if len(options) >= MOUNT_OPTIONS_BYTES:
+            raise OSError(errno.E2BIG, f"{len(lower)} layers are more than one mount takes")
         os.mkdir(f"{home}/upper", 0o755)
         os.mkdir(f"{home}/work", 0o755)
         sys.mount("overlay", "/m", "overlay", SAFE, options)
@@ -206,15 +213,16 @@ class Base:
             "devpts", "/m/dev/pts", "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, "newinstance,ptmxmode=0666"
         )
         # After /tmp, below which one of them may lie.
-        for source, target in () if layers else self.binds:
+        for source, target in self.binds if host_system else ():
             os.makedirs(target, exist_ok=True)
             sys.mount(source, target, flags=sys.MS_BIND | sys.MS_REC)
         self._mount_proc()
-        self._make_workspace("/m" + cwd)
         os.chdir("/m")
         sys.pivot_root(".", ".")
         sys.unmount(".")
         os.chdir("/")
+        # Only now: what an image or a sandbox left there may be a link, and leads nowhere else from here.
+        self._make_workspace(cwd)
 
     def _mount_proc(self) -> None:
         flags = SAFE | sys.MS_NOEXEC | sys.MS_RDONLY
@@ -223,7 +231,7 @@ class Base:
             sys.mount(cover, target, flags=sys.MS_BIND)
 
     def _make_workspace(self, path: str) -> None:
-        for directory in {"/m/workspace", path}:
+        for directory in {"/workspace", path}:
             if not os.path.isdir(directory):
                 os.makedirs(directory, 0o755)
                 os.chown(directory, self._owner, self._owner)

@@ -70,6 +70,12 @@ def _details(more: dict[str, Any]) -> list[str]:
         )
     if (bombs := more.get("bombs")) is not None:
         lines.append(f"{bombs['count']} sandboxes with bombs, {bombs['callers']} callers in the others")
+    if (fork := more.get("fork")) is not None:
+        whole, copy, beyond = (fork[key] * 1e3 for key in ("fork_s", "copy_s", "beyond_copy_s_each"))
+        lines.append(
+            f"{fork['at_once']} forks of {fork['megabytes']} MB: {whole:.0f} ms, the copy alone {copy:.0f}"
+            f" ms; beyond it {beyond:.1f} ms a fork"
+        )
     if (level := more.get("warm_level")) is not None and level["mean"] is not None:
         lines.append(f"warm: {level['mean']:.0f} on average, {level['least']} at least, of {level['target']}")
     return lines

@@ -63,12 +63,18 @@ class Image:
     env: dict[str, str] = field(default_factory=dict)
     source: str = ""
     created: float = 0.0
+    host_system: bool = False
+    """Its layers lie upon the host's own system directories: a snapshot of a sandbox without an image."""
 
     @property
     def id(self) -> str:
         """64 hex digits, the same wherever the same layers and environment are imported."""
-        content = [[layer.digest for layer in self.layers], sorted(self.env.items())]
+        content = [[layer.digest for layer in self.layers], sorted(self.env.items()), self.host_system]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def environment(self) -> dict[bytes, bytes]:
+        """`env` as the kernel has it."""
+        return {os.fsencode(key): os.fsencode(value) for key, value in self.env.items()}
 
     @property
     def size(self) -> int:

@@ -20,6 +20,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BACKEND_UNAVAILABLE: _ClassVar[ErrorReason]
     DRAINING: _ClassVar[ErrorReason]
     INTERNAL: _ClassVar[ErrorReason]
+    POOL_FULL: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 INVALID_REQUEST: ErrorReason
 POOL_NOT_FOUND: ErrorReason
@@ -34,3 +35,4 @@ SANDBOX_LOST: ErrorReason
 BACKEND_UNAVAILABLE: ErrorReason
 DRAINING: ErrorReason
 INTERNAL: ErrorReason
+POOL_FULL: ErrorReason

@@ -64,6 +64,16 @@ class SandboxServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.FromString,
                 _registered_method=True)
+        self.ForkSandbox = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/ForkSandbox',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ForkSandboxRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ForkSandboxResponse.FromString,
+                _registered_method=True)
+        self.SnapshotSandbox = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/SnapshotSandbox',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxResponse.FromString,
+                _registered_method=True)
         self.ExecCommand = channel.unary_stream(
                 '/sandboxd.v1.SandboxService/ExecCommand',
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandRequest.SerializeToString,
@@ -155,6 +165,22 @@ class SandboxServiceServicer:
 
     def ListSandboxes(self, request, context):
         """Lists sandboxes, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkSandbox(self, request, context):
+        """Leases new sandboxes whose files are as the sandbox's are now, all or none; from then on each goes its own
+        way. They are of the same pool and count towards its size. Processes do not carry over, nor does what lies
+        in memory (`/tmp`, `/dev/shm`); files that are written to meanwhile are copied as they are found.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SnapshotSandbox(self, request, context):
+        """Stores the sandbox's files as an image that pools can be made of; what carries over is as in ForkSandbox.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -262,6 +288,16 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.ListSandboxes,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.SerializeToString,
+            ),
+            'ForkSandbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkSandbox,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ForkSandboxRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ForkSandboxResponse.SerializeToString,
+            ),
+            'SnapshotSandbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.SnapshotSandbox,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxResponse.SerializeToString,
             ),
             'ExecCommand': grpc.unary_stream_rpc_method_handler(
                     servicer.ExecCommand,
@@ -453,6 +489,60 @@ class SandboxService:
             '/sandboxd.v1.SandboxService/ListSandboxes',
             sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkSandbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/ForkSandbox',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ForkSandboxRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ForkSandboxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SnapshotSandbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/SnapshotSandbox',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.curriculum import BandSettings, Curriculum, SolveRateBands, Uniform
+from rl.errors import Exhausted
 from rl.tasks import TaskSource
 from rl.tasks.letters import Letters
 from rl.tasks.sums import Sums
@@ -90,6 +91,22 @@ def test_the_last_level_is_the_end() -> None:
             teach(curriculum, ("sums", level), 1.0)
     opened = [level for family, level in curriculum.open_places() if family == "sums"]
     assert opened == list(range(len(Sums.levels)))
+
+
+def test_the_tasks_run_out_when_every_level_is_solved() -> None:
+    curriculum = bands()
+    places = [(name, level) for name, count in SOURCE.levels().items() for level in range(count)]
+    for place in places:
+        teach(curriculum, place, 1.0)
+    teach(curriculum, places[-1], 0.75)
+    curriculum.next_task()
+    teach(curriculum, places[-1], 1.0)
+    with pytest.raises(Exhausted, match="every level of sums, words, letters is solved"):
+        curriculum.next_task()
+    restored = bands()
+    restored.load_state_dict(curriculum.state_dict())
+    with pytest.raises(Exhausted):
+        restored.next_task()
 
 
 def test_the_middle_band_is_drawn_most() -> None:

@@ -49,6 +49,12 @@ class Rig:
     def __init__(self, pool: Pool, backend: FakeBackend, clock: ManualClock) -> None:
         self.pool, self.backend, self.clock = pool, backend, clock
 
+    async def until(self, there: Callable[[], bool]) -> None:
+        """Lets every task run until something is so: what other threads do takes as long as it takes."""
+        async with asyncio.timeout(30):
+            while not there():
+                await asyncio.sleep(0)
+
     async def advance(self, seconds: float) -> None:
         await settle()
         self.clock.advance(seconds)

@@ -188,6 +188,17 @@ def test_bombs_leave_their_neighbours_alone(tmp_path: Path) -> None:
     assert not any(result["leaked"].values())
 
 
+def test_bench_fork_tells_the_copy_from_the_rest(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = run("bench", "fork", "--count", "3", "--rounds", "2", "--json", out, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["count"], result["failed"]) == (6, 0)
+    fork = result["fork"]
+    assert fork["beyond_copy_s_each"] == pytest.approx((fork["fork_s"] - fork["copy_s"]) / 3)
+    assert not any(result["leaked"].values())
+
+
 def test_bench_churn_counts_rounds_and_the_warm_level(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     few = ("--callers", "3", "--warm", "4", "--seconds", "1")

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from sandboxd.errors import QueueFull
+from sandboxd.errors import PoolFull, QueueFull
 from sandboxd.ledger import Bounds, Ledger
 
 
@@ -86,11 +86,25 @@ def test_the_queue_has_an_end() -> None:
     assert raised.value.retry_after is not None
 
 
+def test_forks_pass_the_queue_but_not_the_size() -> None:
+    ledger = make(warm=0, size=4)
+    ledger.enqueue()
+    forks = ledger.fork(3)
+    with pytest.raises(PoolFull, match="2 forks do not fit: the pool may have 4 sandboxes and has 3"):
+        ledger.fork(2)
+    assert len(ledger.plan().start) == 1
+    ledger.forked(forks[0])
+    ledger.fork_withdrawn(forks[1])
+    assert (ledger.active, ledger.forking, ledger.totals.acquired) == ({forks[0]}, {forks[2]}, 1)
+    ledger.check()
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Drives a ledger by random events, as its pool might see them."""
 
     starting = Bundle("starting")
     backing_off = Bundle("backing_off")
+    forking = Bundle("forking")
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,6 +150,21 @@ class AnyOrder(RuleBasedStateMachine):
     def end(self, data: st.DataObject, how: str) -> None:
         if self.ledger.active:
             getattr(self.ledger, how)(data.draw(st.sampled_from(sorted(self.ledger.active))))
+
+    @rule(target=forking, count=st.integers(1, 3))
+    def fork(self, count: int) -> object:
+        if count > self.ledger.bounds.size_limit - self.ledger.size:
+            with pytest.raises(PoolFull):
+                self.ledger.fork(count)
+            return multiple()
+        return multiple(*self.ledger.fork(count))
+
+    @rule(name=consumes(forking), well=st.booleans())
+    def end_fork(self, name: str, well: bool) -> None:
+        if well:
+            self.ledger.forked(name)
+        else:
+            self.ledger.fork_withdrawn(name)
 
     @rule(data=st.data())
     def lose_warm(self, data: st.DataObject) -> None:

@@ -1,0 +1,90 @@
+"""The launcher's copies of writable layers, each made by a process of its own: a copy may take seconds.
+
+sandboxes/{id}/upper        what a sandbox has written
+sandboxes/branch.{name}     a copy of it that forks begin with; swept like what a sandbox leaves
+partial/{name}/tree         in the image store: one that becomes a layer of an image
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys as python
+
+from sandboxd.backends import syscalls as sys
+from sandboxd.backends.copier import Copier
+from sandboxd.backends.rootfs import BRANCH_PREFIX
+from sandboxd.guest.loop import GONE, IN, Loop
+
+ANSWER_BYTES = 64 << 10
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Reply = Callable[[dict[str, Any]], None]
+
+
+class Copies:
+    """Made from the directory of the sandboxes; `partial` is the image store's, -1 for none."""
+
+    def __init__(self, loop: Loop, partial: int) -> None:
+        self._loop = loop
+        self._partial = partial
+        self._running: dict[int, Reply] = {}
+
+    def begin(self, message: dict[str, Any], reply: Reply) -> None:
+        """Copies what the message names to where it says; replies at the end."""
+        heard, told = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            self._copy(message, told)
+        os.close(told)
+        self._running[heard] = reply
+        self._loop.watch(heard, IN | GONE, lambda _: self._ended(heard))
+
+    def _ended(self, heard: int) -> None:
+        self._loop.unwatch(heard)
+        answer = os.read(heard, ANSWER_BYTES)
+        os.close(heard)
+        self._running.pop(heard)(json.loads(answer or b'{"error": "the copying process died"}'))
+
+    def _copy(self, message: dict[str, Any], told: int) -> None:
+        answer: dict[str, Any] = {"error": "the copying process failed"}
+        try:
+            sys.prctl(sys.PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.umask(0)
+            copier = Copier()
+            copier.copy(self._source(message), self._target(message))
+            answer = {"size": copier.size}
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            answer = {"error": f"{where}{error.strerror}"}
+        except Exception:
+            python.excepthook(*python.exc_info())
+            raise
+        finally:
+            os.write(told, json.dumps(answer).encode())
+            os._exit(0)
+
+    @staticmethod
+    def _source(message: dict[str, Any]) -> int:
+        branch = message.get("from_branch")
+        path = f"{BRANCH_PREFIX}{branch}" if branch else f"{message['id']}/upper"
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise OSError(errno.ENOENT, "no writable layer to copy: it is gone, or kept in memory") from None
+
+    def _target(self, message: dict[str, Any]) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if branch := message.get("to_branch"):
+            os.mkdir(f"{BRANCH_PREFIX}{branch}", 0o755)
+            return os.open(f"{BRANCH_PREFIX}{branch}", flags)
+        if self._partial < 0:
+            raise OSError(errno.ENOENT, "the image store is younger than this daemon; restart it")
+        return os.open(f"{message['to_partial']}/tree", flags, dir_fd=self._partial)

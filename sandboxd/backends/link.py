@@ -1,0 +1,67 @@
+"""The daemon's end of a launcher's control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from sandboxd.errors import BackendUnavailable
+
+
+class Link:
+    """The control connection: requests with answers, and the losses that the launcher tells of."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._count = 0
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.lost: dict[str, asyncio.Future[str]] = {}
+        self.broken = ""
+        self.task = asyncio.create_task(self._listen(), name="launcher link")
+
+    async def ask(self, what: str, **arguments: object) -> dict[str, Any]:
+        """Raises BackendUnavailable when the launcher is gone."""
+        if self.broken:
+            raise BackendUnavailable(self.broken)
+        self._count += 1
+        answer = self._asked[self._count] = asyncio.get_running_loop().create_future()
+        message = {"n": self._count, "do": what, **arguments}
+        self._writer.write(json.dumps(message).encode() + b"\n")
+        result: dict[str, Any] = await answer
+        return result
+
+    async def _listen(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                self._heard(json.loads(line))
+        except ConnectionError:
+            pass
+        finally:
+            self._break("the launcher of the namespace sandboxes died")
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if "lost" in message:
+            future = self.lost.get(message["lost"])
+            if future is not None and not future.done():
+                future.set_result(message["why"])
+            return
+        answer = self._asked.pop(message["n"])
+        if not answer.done():
+            answer.set_result(message)
+
+    def _break(self, why: str) -> None:
+        self.broken = why
+        self._writer.close()
+        for future in self.lost.values():
+            if not future.done():
+                future.set_result(why)
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(BackendUnavailable(why))
+
+    async def close(self) -> None:
+        """Lets go of the launcher, which lives on."""
+        self.task.cancel()
+        await asyncio.wait([self.task])

@@ -1,0 +1,109 @@
+"""Branches and images made of namespace sandboxes: what the launcher copies, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from pathlib import Path
+
+from sandboxd.backends import users
+from sandboxd.backends.link import Link
+from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, StartFailed
+from sandboxd.images.store import LAYER_LIMIT, NAME, Image, ImageError, ImageStore, Layer
+from sandboxd.types import Template
+
+
+class Snapshots:
+    """Copies of writable layers, made by the launcher at the other end of `link`."""
+
+    def __init__(self, link: Link, uid_base: int) -> None:
+        self._link = link
+        self._uid_base = uid_base
+
+    async def branch(self, sandbox_id: str, template: Template, branch: str) -> None:
+        """See `base.Backend.branch`."""
+        _check(template)
+        try:
+            await self._copy(id=sandbox_id, to_branch=branch)
+        except BaseException:
+            await asyncio.shield(self.prune(branch))
+            raise
+
+    async def prune(self, branch: str) -> None:
+        """See `base.Backend.prune`. Raises BackendUnavailable when something stays behind."""
+        answer = await self._link.ask("prune", branch=branch)
+        if "error" in answer:
+            raise BackendUnavailable(
+                f"branch {branch} could not be removed: {answer['error']}", phase=Phase.DESTROY
+            )
+
+    async def store(
+        self, store: ImageStore, name: str, sandbox_id: str, template: Template, base: Image | None
+    ) -> int:
+        """See `base.Backend.snapshot`; `base` is the image of the sandbox. Raises also ImageError."""
+        _check(template)
+        if not NAME.fullmatch(name):
+            raise InvalidRequest(f"image name {name!r}: letters, digits and ._/:@- only, at most 255")
+        below = base.layers if base is not None else ()
+        if len(below) + len(template.branches) >= LAYER_LIMIT:
+            raise ImageError(f"the image would have more than {LAYER_LIMIT} layers")
+        sources = [{"from_branch": branch} for branch in template.branches] + [{"id": sandbox_id}]
+        async with contextlib.AsyncExitStack() as stack:
+            # Locks of other processes are waited for, which must not hold up the daemon.
+            await asyncio.to_thread(store.open)
+            await asyncio.to_thread(stack.enter_context, store.importing())
+            layers = [await self._layer(store, source) for source in sources]
+            image = Image(
+                layers=(*below, *layers),
+                env=base.env if base is not None else {},
+                source=f"snapshot of {sandbox_id}",
+                created=time.time(),
+                host_system=base is None or base.host_system,
+            )
+            await asyncio.to_thread(store.add, name, image)
+        return sum(layer.size for layer in layers)
+
+    async def _layer(self, store: ImageStore, source: dict[str, str]) -> Layer:
+        # Named by chance, not by content: to read it all once more would double what it costs.
+        digest = secrets.token_hex(32)
+        with store.partial() as directory:
+            tree = directory / "tree"
+            await asyncio.to_thread(self._make, tree)
+            size = await self._copy(**source, to_partial=directory.name)
+            await asyncio.to_thread(store.add_layer, digest, tree)
+        return Layer(digest, size)
+
+    def _make(self, tree: Path) -> None:
+        """The launcher's own user fills it."""
+        tree.mkdir(mode=0o755)
+        if users.has_range(self._uid_base):
+            os.chown(tree, self._uid_base, self._uid_base)
+
+    async def _copy(self, **what: str) -> int:
+        """Returns the bytes of files. Raises StartFailed.
+
+        When cancelled it waits for the end all the same: only then can the copy be removed.
+        """
+        asked = asyncio.ensure_future(self._link.ask("copy", **what))
+        try:
+            answer = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            await asyncio.wait([asked])
+            raise
+        if "error" in answer:
+            raise StartFailed(
+                f"the files could not be copied: {answer['error']}", phase=Phase.CREATE, retryable=False
+            )
+        size: int = answer["size"]
+        return size
+
+
+def _check(template: Template) -> None:
+    if template.limits.disk_bytes is not None:
+        raise InvalidRequest(
+            "a sandbox with disk_bytes keeps what it writes in memory, which cannot be copied; leave the"
+            " limit out of the pool"
+        )

@@ -1,0 +1,301 @@
+"""Sandboxes that begin where another one is, on every backend, and images made of sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxd import errors
+from sandboxd.backends.base import Connection
+from sandboxd.backends.fake import FakeScript
+from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
+from sandboxd.errors import InvalidRequest, PoolFull, SandboxNotFound, StartFailed
+from sandboxd.images.store import ImageStore
+from sandboxd.pool import Lease
+from sandboxd.starting import RetryPolicy
+from sandboxd.types import Command, Limits, Template
+from tests.sandboxd.backend_kit import Case, execute, shell
+from tests.sandboxd.conftest import settle
+
+pytestmark = pytest.mark.anyio
+OpenDaemon = Callable[..., Any]
+OpenRig = Callable[..., Any]
+
+
+async def output(box: Connection, script: str) -> str:
+    done = await shell(box, script)
+    assert done.code == 0, done.stderr
+    return done.stdout.decode()
+
+
+@contextlib.asynccontextmanager
+async def made(case: Case, template: Template, name: str) -> AsyncIterator[Connection]:
+    connection = await case.backend.create(name, template)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+        await case.backend.destroy(name)
+
+
+async def test_forks_begin_alike_and_then_differ(case: Case) -> None:
+    async with made(case, case.template, "source") as source:
+        await output(source, "mkdir -p deep/er; echo first > deep/er/file; chmod 600 deep/er/file")
+        template = await case.backend.branch("source", case.template, "b1")
+        await output(source, "echo later > deep/er/file")
+        async with made(case, template, "one") as one, made(case, template, "two") as two:
+            assert await output(one, "cat deep/er/file; stat -c %a deep/er/file") == "first\n600\n"
+            await output(one, "echo one > deep/er/file; rm -rf none; echo new > new")
+            assert await output(two, "cat deep/er/file; ls") == "first\ndeep\n"
+            assert await output(one, "cat deep/er/file new") == "one\nnew\n"
+    await case.backend.prune("b1")
+    await case.backend.prune("b1")
+
+
+async def test_a_fork_is_forked_in_its_turn(case: Case) -> None:
+    async with made(case, case.template, "source") as source:
+        await output(source, "echo a > a; echo gone > gone")
+        first = await case.backend.branch("source", case.template, "b1")
+        async with made(case, first, "fork") as fork:
+            await output(fork, "echo b > b; rm gone")
+            second = await case.backend.branch("fork", first, "b2")
+            assert second.branches == ("b1", "b2")
+            async with made(case, second, "forks-fork") as last:
+                assert await output(last, "cat a b; ls") == "a\nb\na\nb\n"
+    await case.backend.prune("b2")
+    await case.backend.prune("b1")
+
+
+# -- through a pool, on the fake backend
+
+
+async def test_forks_are_leased_all_or_none(rig: OpenRig) -> None:
+    async with rig(size=4) as r:
+        source = await r.pool.acquire()
+        forks = await r.pool.fork(source.id, 3, Lease(ttl=7.0, labels={"a": "b"}))
+        assert [fork.labels for fork in forks] == [{"a": "b"}] * 3
+        assert "4 active" in r.counts
+        with pytest.raises(PoolFull, match="release some"):
+            await r.pool.fork(source.id, 1, Lease())
+        await r.advance(7.0)
+        assert "1 active" in r.counts
+        with pytest.raises(SandboxNotFound):
+            await r.pool.fork("none", 1, Lease())
+
+
+async def test_one_fork_that_fails_takes_the_others_with_it(rig: OpenRig) -> None:
+    script = FakeScript(start_seconds=1.0)
+    async with rig(script=script, retry=RetryPolicy(attempts=1)) as r:
+        acquiring = asyncio.create_task(r.pool.acquire())
+        await r.advance(1.0)
+        source = await acquiring
+        script.first_failures = [StartFailed("no")]
+        forking = asyncio.create_task(r.pool.fork(source.id, 3, Lease()))
+        while not forking.done():
+            await r.advance(1.0)
+        with pytest.raises(StartFailed, match="no"):
+            await forking
+        assert await r.backend.list_ids() == [source.id]
+        assert r.pool.stats().acquired_total == 1
+        assert len(r.pool.sandboxes()) == 1
+
+
+async def test_forks_that_nobody_waits_for_are_released(rig: OpenRig) -> None:
+    async with rig() as r:
+        source = await r.pool.acquire()
+        forking = asyncio.create_task(r.pool.fork(source.id, 2, Lease()))
+        await settle()
+        forking.cancel()
+        await r.until(lambda: r.pool.stats().released_total == 2)
+        await r.until(lambda: len(r.pool.sandboxes()) == 1)
+
+
+async def test_a_pool_that_ends_ends_its_forks(rig: OpenRig) -> None:
+    script = FakeScript()
+    async with rig(script=script) as r:
+        source = await r.pool.acquire()
+        script.hang_rate = 1.0
+        forking = asyncio.create_task(r.pool.fork(source.id, 2, Lease()))
+        await r.until(lambda: "2 forking" in r.counts)
+    with pytest.raises(errors.Draining):
+        await forking
+
+
+# -- through a daemon
+
+
+async def test_the_client_forks_and_releases(daemon: OpenDaemon, tmp_path: Path) -> None:
+    pools = {"python": {"backend": "namespace", "warm": 0, "size_limit": 6}}
+    sandboxes = tmp_path / "state" / "namespace" / "sandboxes"
+    async with daemon(pools=pools) as client, client.acquire("python", timeout=10) as box:
+        await box.write_file("state", b"before")
+        async with box.fork(3, ttl=30, labels={"branch": "yes"}) as forks:
+            assert [await fork.read_file("state") for fork in forks] == [b"before"] * 3
+            await asyncio.gather(*(fork.write_file("state", str(n).encode()) for n, fork in enumerate(forks)))
+            assert [await fork.read_file("state") for fork in forks] == [b"0", b"1", b"2"]
+            assert await box.read_file("state") == b"before"
+            async with forks[0].fork(1) as deeper:
+                assert await deeper[0].read_file("state") == b"0"
+            with pytest.raises(errors.PoolFull):
+                async with box.fork(6):
+                    pass
+        stats = await client.get_pool("python")
+        assert (stats.acquired_total, stats.released_total) == (5, 4)
+        with pytest.raises(errors.InvalidRequest, match="count = 0"):
+            async with box.fork(0):
+                pass
+        while [path.name for path in sandboxes.iterdir()] != [box.name.removeprefix("sandboxes/")]:
+            await asyncio.sleep(0)
+
+
+async def test_a_snapshot_is_an_image_of_its_own(daemon: OpenDaemon, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    ImageStore(images).open()
+    pools: dict[str, dict[str, object]] = {"python": {"backend": "namespace", "warm": 0}}
+    async with daemon(pools=pools, images_dir=images) as client:
+        async with client.acquire("python", timeout=10) as box:
+            await box.write_file("model/data", b"x" * 1000)
+            await box.exec(["ln", "model/data", "linked"])
+            assert await box.snapshot("ready") == 1000
+            with pytest.raises(errors.InvalidRequest, match="image name"):
+                await box.snapshot("not a name")
+    pools["python"]["image"] = "ready"
+    async with daemon(pools=pools, images_dir=images) as client:
+        async with client.acquire("python", timeout=10) as box:
+            assert await box.read_file("model/data") == b"x" * 1000
+            done = await box.exec(["python3", "-c", "import os; print(os.stat('linked').st_nlink)"])
+            assert done.stdout == b"2\n"
+            await box.write_file("more", b"y")
+            async with box.fork(1) as forks:
+                assert await forks[0].snapshot("readier") == 1
+                assert await forks[0].read_file("more") == b"y"
+    store = ImageStore(images)
+    assert [len(store.find(name).layers) for name in ("ready", "readier")] == [1, 3]
+    assert store.collect() == 0
+    store.forget("ready")
+    store.forget("readier")
+    assert store.collect() == 3
+
+
+# -- what is copied, on the namespace backend
+
+
+async def test_all_that_a_file_system_can_hold_is_copied(backend: NamespaceBackend, tmp_path: Path) -> None:
+    template = Template("t")
+    source = await backend.create("source", template)
+    await output(
+        source,
+        "mkfifo pipe; ln -s /nowhere link; echo x > a; ln a b; chmod 4711 a; mkdir -m 1777 sticky;"
+        " touch -d @1000000000 old; python3 -c \"import os; os.truncate(os.open('hole', 66, 0o644), 1 << 30);"
+        " os.setxattr('a', 'user.note', b'v')\"; mkdir removed; rmdir removed",
+    )
+    forks = await backend.branch("source", template, "b")
+    fork = await backend.create("fork", forks)
+    described = "stat -c '%n %F %a %h %s %u' *; stat -c %Y old; readlink link; du -k hole | cut -f1"
+    assert await output(fork, described) == await output(source, described)
+    assert await output(fork, "python3 -c \"import os; print(os.getxattr('a', 'user.note'))\"") == "b'v'\n"
+    for name in ("source", "fork"):
+        await backend.destroy(name)
+    await backend.prune("b")
+
+
+async def test_what_was_removed_from_a_lower_layer_stays_removed(backend: NamespaceBackend) -> None:
+    template = Template("t")
+    source = await backend.create("source", template)
+    await output(source, "mkdir d; echo 1 > d/one; echo 2 > two")
+    first = await backend.branch("source", template, "b1")
+    fork = await backend.create("fork", first)
+    await output(fork, "rm -r d two; mkdir d; echo 3 > d/three")
+    second = await backend.branch("fork", first, "b2")
+    last = await backend.create("last", second)
+    assert await output(last, "ls . d") == ".:\nd\n\nd:\nthree\n"
+    for name in ("source", "fork", "last"):
+        await backend.destroy(name)
+    for branch in ("b1", "b2"):
+        await backend.prune(branch)
+
+
+async def test_a_sandbox_that_changes_everything_meanwhile_is_copied_all_the_same(
+    backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    """Links put where directories were lead nowhere: what lies outside is never in a copy."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    template = Template("t")
+    source = await backend.create("source", template)
+    loop = f"mkdir d 2>/dev/null; echo a > d/key; rm -r d; ln -sn {secret} d; rm d"
+    script = f"mkdir -p x/y; while :; do {loop}; done"
+    churn = asyncio.create_task(execute(source, Command(argv=(b"sh", b"-c", script.encode()), timeout=30.0)))
+    await output(source, "until [ -d x/y ]; do :; done")
+    for number in range(10):
+        forks = await backend.branch("source", template, f"b{number}")
+        assert forks.branches == (f"b{number}",)
+        tree = tmp_path / "state" / "sandboxes" / f"branch.b{number}" / "workspace" / "d"
+        assert tree.is_symlink() or not tree.exists() or {path.name for path in tree.iterdir()} <= {"key"}
+        assert tree.is_symlink() or not (tree / "key").exists() or (tree / "key").read_text() in ("a\n", "")
+        await backend.prune(f"b{number}")
+    await backend.destroy("source")
+    churn.cancel()
+    await asyncio.wait([churn])
+
+
+async def test_what_cannot_be_copied_is_named_and_leaves_nothing(
+    backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    template = Template("t")
+    source = await backend.create("source", template)
+    await output(source, "python3 -c \"import os\nfor _ in range(300): os.mkdir('d'); os.chdir('d')\"")
+    with pytest.raises(StartFailed, match="more than 200 directories"):
+        await backend.branch("source", template, "b")
+    bounded = Template("t", limits=Limits(disk_bytes=8 << 20))
+    await backend.create("bounded", bounded)
+    with pytest.raises(InvalidRequest, match="disk_bytes"):
+        await backend.branch("bounded", bounded, "b")
+    with pytest.raises(StartFailed, match="image store"):
+        await backend.snapshot("source", template, "t")
+    assert sorted(path.name for path in (tmp_path / "state" / "sandboxes").iterdir()) == ["bounded", "source"]
+    for name in ("source", "bounded"):
+        await backend.destroy(name)
+
+
+async def test_a_copy_that_is_given_up_leaves_nothing(backend: NamespaceBackend, tmp_path: Path) -> None:
+    template = Template("t", limits=Limits(memory_bytes=1 << 30))
+    source = await backend.create("source", template)
+    await output(source, "head -c 100000000 /dev/urandom > large")
+    branching = asyncio.create_task(backend.branch("source", template, "b"))
+    branch = tmp_path / "state" / "sandboxes" / "branch.b"
+    while not branch.exists():
+        await asyncio.sleep(0)
+    branching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await branching
+    assert not branch.exists()
+    await backend.destroy("source")
+
+
+async def test_a_broken_off_snapshot_is_swept(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images")
+    store.open()
+    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
+    await backend.open()
+    try:
+        template = Template("t")
+        source = await backend.create("source", template)
+        await output(source, "head -c 50000000 /dev/urandom > large")
+        snapshot = asyncio.create_task(backend.snapshot("source", template, "t"))
+        while not list((store.root / "partial").iterdir()):
+            await asyncio.sleep(0)
+        snapshot.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await snapshot
+        assert list((store.root / "partial").iterdir()) == []
+        assert store.names() == {}
+        assert await backend.snapshot("source", template, "t") == 50_000_000
+    finally:
+        await backend.close()
