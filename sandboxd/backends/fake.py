@@ -87,8 +87,13 @@ class FakeBackend:
         self.created_total += 1
         connection = FakeConnection(template, dies=lambda: self._random.random() < self.script.die_rate)
         self._alive[sandbox_id] = connection
-        if template.branches:
-            await connection.begin_with(self._branches[template.branches[-1]])
+        try:
+            if template.branches:
+                await connection.begin_with(self._branches[template.branches[-1]])
+        except BaseException:
+            del self._alive[sandbox_id]
+            await asyncio.shield(connection.end())
+            raise
         return connection
 
     async def destroy(self, sandbox_id: str) -> None:
