@@ -106,13 +106,17 @@ async def test_one_fork_that_fails_takes_the_others_with_it(rig: OpenRig) -> Non
 
 
 async def test_forks_that_nobody_waits_for_are_released(rig: OpenRig) -> None:
-    async with rig() as r:
+    script = FakeScript()
+    async with rig(script=script) as r:
         source = await r.pool.acquire()
+        script.start_seconds = 1.0
         forking = asyncio.create_task(r.pool.fork(source.id, 2, Lease()))
         await settle()
         forking.cancel()
-        await r.until(lambda: r.pool.stats().released_total == 2)
+        while r.pool.stats().released_total < 2:
+            await r.advance(1.0)
         await r.until(lambda: len(r.pool.sandboxes()) == 1)
+        assert forking.cancelled()
 
 
 async def test_a_pool_that_ends_ends_its_forks(rig: OpenRig) -> None:
