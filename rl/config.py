@@ -125,7 +125,7 @@ class Config(_Section):
     concurrent_episodes: Count = 64
     """Episodes that run at once."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the factors in matrix products; auto is bfloat16 where the machine has matrix units for it."""
+    """Of the factors in matrix products; auto is bfloat16 where the processors have matrix units for it."""
     staleness_bound: Annotated[int, Field(ge=0, le=64)] = 1
     """How many updates the weights may have moved on since a trained token was drawn; 0 is synchronous."""
     filter: bool = True

@@ -13,13 +13,10 @@ MATRIX_UNITS = "amx_bf16"
 float32 on a processor; with them three to seven times faster at 32 rows and more (docs/log.md)."""
 
 CPUINFO = Path("/proc/cpuinfo")
-NVIDIA = Path("/proc/driver/nvidia/version")
 
 
-def fastest_here(cpuinfo: Path = CPUINFO, nvidia: Path = NVIDIA) -> Precision:
-    """bfloat16 where this machine has units for it, else float32."""
-    if nvidia.exists():
-        return "bfloat16"
+def fastest_here(cpuinfo: Path = CPUINFO) -> Precision:
+    """bfloat16 where the processors have units for it, else float32. (Not all GPUs take bfloat16.)"""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

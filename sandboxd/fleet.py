@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
@@ -76,17 +76,19 @@ class Fleet:
         self._backend = backend
         self._clock = clock
         self._starter = Starter(backend, template, retry, clock)
-        self._forks = Forks(backend, retry, clock)
+        self._retry = retry
         self._slots: dict[str, asyncio.Future[None]] = {}
         self._start_seconds: deque[float] = deque(maxlen=START_SAMPLES)
         self._fill_pause = 0.0
         self._may_fill = True
         self._refill: asyncio.Task[None] | None = None
+        self._pruning: asyncio.Task[None] | None = None
         self._closing = False
 
     def bind(self, bounds: Bounds, listener: Listener) -> Ledger:
         """Makes the ledger that this fleet carries out, and names who hears of grants."""
         self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{uuid.uuid4().hex[:12]}")
+        self._forks = Forks(self._backend, self._retry, self._clock, self.ledger.fork_limit)
         self._listener = listener
         return self.ledger
 
@@ -106,14 +108,14 @@ class Fleet:
             self._refill.cancel()
         for sandbox in list(self.sandboxes.values()):
             match sandbox.state:
+                case SandboxState.STARTING if sandbox.task and sandbox.id in self.ledger.forking:
+                    # Forks share one, which a second time would hit in its own cleaning up.
+                    if not sandbox.task.cancelling():
+                        sandbox.task.cancel()
                 case SandboxState.STARTING if sandbox.task:
                     # Counted out here: a task that is cancelled before its first step never runs.
-                    if (
-                        not sandbox.task.cancelling()
-                    ):  # forks share one, which a second would hit in its cleanup
-                        sandbox.task.cancel()
+                    sandbox.task.cancel()
                     self.ledger.start_withdrawn(sandbox.id)
-                    self.ledger.fork_withdrawn(sandbox.id)
                     del self.sandboxes[sandbox.id]
                 case SandboxState.WARM:
                     self.ledger.retire(sandbox.id)
@@ -174,7 +176,7 @@ class Fleet:
         # Retrieved here, so that a failure whose caller has left is not reported as unhandled.
         done.add_done_callback(lambda future: future.exception())
         task = self._tasks.create_task(self._fork(source, forks, done), name=f"fork {source.id}")
-        task.add_done_callback(lambda _: _settle(done))
+        task.add_done_callback(lambda _: self._fork_ended(forks, done))
         for fork in forks:
             self.sandboxes[fork.id], fork.task = fork, task
         return forks, done
@@ -182,42 +184,87 @@ class Fleet:
     async def _fork(self, source: Sandbox, forks: list[Sandbox], done: asyncio.Future[None]) -> None:
         begin = self._clock.now()
         try:
-            template, connections = await self._started(source, [fork.id for fork in forks])
+            await self._start_forks(source, forks)
+            if not self._closing:
+                for fork in forks:
+                    self._start_seconds.append(self._clock.now() - begin)
+                    fork.state = SandboxState.ACTIVE
+                    fork.task = self._tasks.create_task(self._watch(fork), name=f"watch {fork.id}")
+                    self.ledger.forked(fork.id)
+                done.set_result(None)
         except SandboxdError as error:
-            for fork in forks:
-                self.ledger.fork_withdrawn(fork.id)
-                self.sandboxes.pop(fork.id, None)
+            self.ledger.totals.start_failures += 1
+            self.last_failure = error.message
+            logger.error("pool %s: forking %s: %s", self._name, source.id, error.message)
             done.set_exception(error)
-            self.pump()
-            return
-        for fork, connection in zip(forks, connections, strict=True):
-            fork.connection, fork.template = connection, template
-            if self._closing:
-                self.sandboxes[fork.id] = fork
-                self.ledger.deleting.add(fork.id)
-                self._begin_to_destroy(fork)
-                continue
-            self._start_seconds.append(self._clock.now() - begin)
-            fork.state = SandboxState.ACTIVE
-            fork.task = self._tasks.create_task(self._watch(fork), name=f"watch {fork.id}")
-            self.ledger.forked(fork.id)
-        if not self._closing:
-            done.set_result(None)
+        finally:
+            for fork in forks:
+                if fork.id in self.ledger.forking:
+                    self.ledger.fork_failed(fork.id)
+                    fork.task = None
+                    self._begin_to_destroy(fork)
+            self._prune_unused()
 
-    async def snapshot(self, sandbox: Sandbox, image: str) -> int:
-        """Stores its files as an image; returns the bytes copied. Raises what `Backend.snapshot` raises."""
-        return await self._backend.snapshot(sandbox.id, sandbox.template or self._template, image)
+    def _fork_ended(self, forks: list[Sandbox], done: asyncio.Future[None]) -> None:
+        """Its task has ended; where it left something undone it was cancelled before its first step."""
+        for fork in forks:
+            if fork.id in self.ledger.forking:
+                self.ledger.forking.remove(fork.id)
+                del self.sandboxes[fork.id]
+        _settle(done)
+        self.pump()
 
-    async def _started(self, source: Sandbox, names: list[str]) -> tuple[Template, list[Connection]]:
+    async def _start_forks(self, source: Sandbox, forks: list[Sandbox]) -> None:
         try:
-            return await self._forks.start(
-                source.id, source.template or self._template, names, self.ledger.bounds.start_limit
-            )
+            template = await self._forks.branch(source.id, source.template or self._template, len(forks))
+            for fork in forks:
+                fork.template = template
+            connections = await self._forks.start(template, [fork.id for fork in forks])
         except SandboxdError:
             raise
         except Exception as error:
             logger.exception("forking %s", source.id)
             raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error
+        for fork, connection in zip(forks, connections, strict=True):
+            fork.connection = connection
+
+    def snapshot(self, sandbox: Sandbox, image: str) -> tuple[asyncio.Task[None], asyncio.Future[int]]:
+        """Begins to store a sandbox's files as an image; the future has the bytes copied, or what
+        `Backend.snapshot` raises.
+        """
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(lambda future: future.exception())
+        task = self._tasks.create_task(self._snapshot(sandbox, image, done), name=f"snapshot {sandbox.id}")
+        task.add_done_callback(lambda _: _settle(done))
+        return task, done
+
+    async def _snapshot(self, sandbox: Sandbox, image: str, done: asyncio.Future[int]) -> None:
+        template = sandbox.template or self._template
+        try:
+            with self._forks.held(template):
+                done.set_result(await self._backend.snapshot(sandbox.id, template, image))
+        except SandboxdError as error:
+            done.set_exception(error)
+        except Exception as error:
+            logger.exception("snapshot of %s", sandbox.id)
+            done.set_exception(Internal(f"{type(error).__name__}: {error}"))
+        finally:
+            self._prune_unused()
+
+    def _prune_unused(self) -> None:
+        if self._forks.unused and (self._pruning is None or self._pruning.done()):
+            self._pruning = self._tasks.create_task(self._prune(), name=f"prune {self._name}")
+
+    async def _prune(self) -> None:
+        """Tries until the copies are gone, as `_destroy` does."""
+        while self._forks.unused:
+            try:
+                await self._forks.prune()
+            except Exception:
+                logger.exception("removing copies; trying again in %.0f s", DESTROY_PAUSE)
+                if self._closing:
+                    return
+                await self._clock.sleep(DESTROY_PAUSE)
 
     async def _create(self, sandbox: Sandbox) -> Connection:
         async def between(pause: float) -> None:
@@ -296,8 +343,6 @@ class Fleet:
         while True:
             try:
                 await self._backend.destroy(sandbox.id)
-                if sandbox.template:
-                    await self._forks.ended(sandbox.template)
                 break
             except Exception:
                 logger.exception("destroying %s; trying again in %.0f s", sandbox.id, DESTROY_PAUSE)
@@ -305,12 +350,15 @@ class Fleet:
                     # The backend's own `close` sweeps whatever is left of this instance.
                     break
                 await self._clock.sleep(DESTROY_PAUSE)
+        if sandbox.template:
+            self._forks.count_out(sandbox.template)
+            self._prune_unused()
         self.ledger.deleted(sandbox.id)
         del self.sandboxes[sandbox.id]
         self.pump()
 
 
-def _settle(done: asyncio.Future[None]) -> None:
-    """A fork's task has ended; where it said nothing it was cancelled, perhaps before its first step."""
+def _settle(done: asyncio.Future[Any]) -> None:
+    """The task has ended; where it said nothing it was cancelled, perhaps before its first step."""
     if not done.done():
         done.set_exception(Draining("the daemon is shutting down"))

@@ -1,4 +1,4 @@
-"""Sandboxes that begin where another is: started all or none, the copy they share removed at the end."""
+"""Sandboxes that begin where another is: the copies they share, who uses these, and starts all or none."""
 
 from __future__ import annotations
 
@@ -6,78 +6,78 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
-from sandboxd.lifetime import Tasks
 from sandboxd.starting import RetryPolicy, Starter
 from sandboxd.types import Template
 
 
 class Forks:
-    """Of one pool. A copy (`Backend.branch`) goes when the last sandbox that began with it has gone."""
+    """Of one pool; `at_once` starts at a time. A copy (`Backend.branch`) without users is in `unused` until
+    `prune` has removed it.
+    """
 
-    def __init__(self, backend: Backend, retry: RetryPolicy, clock: Clock) -> None:
+    def __init__(self, backend: Backend, retry: RetryPolicy, clock: Clock, at_once: int) -> None:
+        self.unused: set[str] = set()
         self._backend = backend
         self._retry = retry
         self._clock = clock
+        self._slots = asyncio.Semaphore(at_once)
         self._users: Counter[str] = Counter()
 
-    async def start(
-        self, source: str, template: Template, names: Sequence[str], at_once: int
-    ) -> tuple[Template, list[Connection]]:
-        """Starts sandboxes with the files of `source`, made from `template`; returns their own template.
-
-        Each of them counts as a user of it until `ended`. After an error or a cancellation nothing of them is
-        left. Raises what `Backend.branch` and `Starter.start` raise.
+    async def branch(self, source: str, template: Template, users: int) -> Template:
+        """Copies the files of `source`, made from `template`; returns the template of its forks, whose copy
+        counts as used by so many until each of them is counted out. Raises what `Backend.branch` raises.
         """
-        async with self._held(template):
+        with self.held(template):
             forks = await self._backend.branch(source, template, secrets.token_hex(8))
-            async with self._held(forks):
-                connections = await self._start_all(forks, names, at_once)
-                for _ in names:
-                    self._users.update(forks.branches)
-        return forks, connections
+            for _ in range(users):
+                self._users.update(forks.branches)
+        return forks
 
-    async def ended(self, template: Template) -> None:
-        """A sandbox that was started from it has gone. Raises BackendUnavailable."""
-        for branch in template.branches:
-            self._users[branch] -= 1
-            if not self._users[branch]:
-                del self._users[branch]
-                await self._backend.prune(branch)
+    async def start(self, template: Template, names: Sequence[str]) -> list[Connection]:
+        """Starts a sandbox of each name. After an error or a cancellation no start is under way and no
+        connection open, but what was started by then is there. Raises what `Starter.start` raises.
+        """
+        starter = Starter(self._backend, template, self._retry, self._clock)
 
-    @contextlib.asynccontextmanager
-    async def _held(self, template: Template) -> AsyncIterator[None]:
+        async def start(name: str) -> Connection:
+            async with self._slots:
+                return await starter.start(name, between=self._clock.sleep)
+
+        starts = [asyncio.ensure_future(start(name)) for name in names]
+        try:
+            return await asyncio.gather(*starts)
+        except BaseException:
+            for begun in starts:
+                begun.cancel()
+            await asyncio.wait(starts)
+            for done in starts:
+                if not done.cancelled() and done.exception() is None:
+                    await done.result().close()
+            raise
+
+    @contextlib.contextmanager
+    def held(self, template: Template) -> Iterator[None]:
+        """What a sandbox of this template began with stays meanwhile."""
         self._users.update(template.branches)
         try:
             yield
         finally:
-            await asyncio.shield(self.ended(template))
+            self.count_out(template)
 
-    async def _start_all(self, template: Template, names: Sequence[str], at_once: int) -> list[Connection]:
-        starter = Starter(self._backend, template, self._retry, self._clock)
-        slots = asyncio.Semaphore(at_once)
-        started: dict[str, Connection] = {}
+    def count_out(self, template: Template) -> None:
+        """One user less of all that the template begins with."""
+        self._users.subtract(template.branches)
+        for branch in template.branches:
+            if not self._users[branch]:
+                del self._users[branch]
+                self.unused.add(branch)
 
-        async def start(name: str) -> None:
-            async with slots:
-                started[name] = await starter.start(name, between=self._clock.sleep)
-
-        starts = [asyncio.ensure_future(start(name)) for name in names]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            await asyncio.shield(self._withdraw(starts, started))
-            raise
-        return [started[name] for name in names]
-
-    async def _withdraw(self, starts: Sequence[asyncio.Future[None]], started: dict[str, Connection]) -> None:
-        for start in starts:
-            start.cancel()
-        await asyncio.wait(starts)
-        async with Tasks() as tasks:
-            for name, connection in started.items():
-                tasks.create_task(connection.close())
-                tasks.create_task(self._backend.destroy(name))
+    async def prune(self) -> None:
+        """Removes the copies that nobody uses. Raises BackendUnavailable; what is left stays in `unused`."""
+        for branch in list(self.unused):
+            await self._backend.prune(branch)
+            self.unused.discard(branch)

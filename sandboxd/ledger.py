@@ -85,6 +85,11 @@ class Ledger:
         """Sandboxes on their way, whether an attempt runs or the next one is awaited."""
         return len(self.starting) + len(self.backing_off) + len(self.resumable)
 
+    @property
+    def fork_limit(self) -> int:
+        """How many of the starts at once may be forks: half, so that neither keeps the other waiting."""
+        return max(1, self.bounds.start_limit // 2)
+
     def enqueue(self) -> int:
         """Adds a waiter and returns its ticket. Raises QueueFull with the number that wait."""
         if len(self.waiting) >= self.bounds.waiting_limit:
@@ -114,7 +119,8 @@ class Ledger:
             self.active.add(sandbox_id)
             self.totals.acquired += 1
             grants.append((ticket, sandbox_id))
-        slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting) - len(self.forking)
+        slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting)
+        slots -= min(len(self.forking), self.fork_limit)
         resumed = self._resume(slots)
         started = self._start(slots - len(resumed), may_fill=may_fill)
         return Plan(start=started, resume=resumed, grant=tuple(grants))
@@ -193,9 +199,10 @@ class Ledger:
         self.totals.started += 1
         self.totals.acquired += 1
 
-    def fork_withdrawn(self, sandbox_id: str) -> None:
-        """FORKING → gone: nothing of it is left."""
-        self.forking.discard(sandbox_id)
+    def fork_failed(self, sandbox_id: str) -> None:
+        """FORKING → DELETING: it may have been started."""
+        self.forking.remove(sandbox_id)
+        self.deleting.add(sandbox_id)
 
     def release(self, sandbox_id: str) -> None:
         """ACTIVE → DELETING by its holder."""

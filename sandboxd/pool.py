@@ -193,8 +193,12 @@ class Pool:
 
     async def snapshot(self, sandbox_id: str, image: str) -> int:
         """Stores the sandbox's files as an image; returns the bytes copied. Raises as `fork`."""
-        sandbox = self.get(sandbox_id)
-        return await self._fleet.snapshot(sandbox, image)
+        task, done = self._fleet.snapshot(self.get(sandbox_id), image)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
 
     def granted(self, ticket: int, sandbox: Sandbox) -> None:
         """The fleet's word that a waiter's sandbox is there."""
@@ -278,7 +282,7 @@ class Pool:
         return PoolStats(
             warm_target=ledger.bounds.warm_target,
             size_limit=ledger.bounds.size_limit,
-            starting=ledger.starting_count,
+            starting=ledger.starting_count + len(ledger.forking),
             warm=len(ledger.warm),
             active=len(ledger.active),
             waiting=len(ledger.waiting),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,6 +39,14 @@ def _docker_is_missing() -> str | None:
     # In a thread: a test's own loop may be running by the time it asks.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, look()).result()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def images_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An image store of the tests' own: daemons make theirs when they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANDBOXD_IMAGES_DIR", str(tmp_path_factory.mktemp("images") / "store"))
+        yield
 
 
 @pytest.fixture(scope="session")

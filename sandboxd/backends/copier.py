@@ -19,11 +19,18 @@ CANNOT = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF
 VANISHED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 
 
-class Copier:
-    """One copy. `size` counts the bytes of files."""
+class Failed(OSError):
+    """What could not be copied, with its path in the layer."""
 
-    def __init__(self) -> None:
+
+class Copier:
+    """One copy. `size` counts the bytes of files. A copy that is to be `removable` by the one user that all
+    files belong to has no directory that this user may not change.
+    """
+
+    def __init__(self, *, removable: bool) -> None:
         self.size = 0
+        self._removable = removable
         self._links: dict[tuple[int, int], tuple[list[str], str]] = {}
 
     def copy(self, source: int, target: int) -> None:
@@ -39,10 +46,12 @@ class Copier:
         for name in names:
             try:
                 self._entry(source, target, name, at)
+            except Failed:
+                raise
             except OSError as error:
                 if error.errno not in VANISHED or _there(source, name):
-                    raise OSError(error.errno, error.strerror, "/".join([*at, name])) from error
-        _describe(target, os.fstat(source))
+                    raise Failed(error.errno, error.strerror, "/".join([*at, name])) from error
+        _describe(target, os.fstat(source), more=0o700 if self._removable else 0)
         _copy_attributes(source, target)
 
     def _entry(self, source: int, target: int, name: str, at: list[str]) -> None:
@@ -119,9 +128,9 @@ def _there(directory: int, name: str) -> bool:
     return True
 
 
-def _describe(fd: int, status: os.stat_result) -> None:
+def _describe(fd: int, status: os.stat_result, more: int = 0) -> None:
     os.fchown(fd, status.st_uid, status.st_gid)
-    os.fchmod(fd, stat.S_IMODE(status.st_mode))
+    os.fchmod(fd, stat.S_IMODE(status.st_mode) | more)
     os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
@@ -135,7 +144,11 @@ def _copy_attributes(source: int, target: int) -> None:
         raise
     for name in names:
         if name.startswith("user.") and (name == OPAQUE or not name.startswith(OVERLAY)):
-            os.setxattr(target, name, os.getxattr(source, name))
+            try:
+                os.setxattr(target, name, os.getxattr(source, name))
+            except OSError as error:
+                if error.errno != errno.ENODATA:  # removed since it was listed
+                    raise
 
 
 def _copy_data(source: int, target: int, size: int) -> int:

@@ -14,6 +14,7 @@ import signal
 import sys as python
 
 from sandboxd.backends import syscalls as sys
+from sandboxd.backends import users
 from sandboxd.backends.copier import Copier
 from sandboxd.backends.rootfs import BRANCH_PREFIX
 from sandboxd.guest.loop import GONE, IN, Loop
@@ -34,23 +35,40 @@ class Copies:
     def __init__(self, loop: Loop, partial: int) -> None:
         self._loop = loop
         self._partial = partial
-        self._running: dict[int, Reply] = {}
+        self._running: dict[str, int] = {}
 
     def begin(self, message: dict[str, Any], reply: Reply) -> None:
         """Copies what the message names to where it says; replies at the end."""
-        heard, told = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
+        target = message.get("to_branch") or message["to_partial"]
+        try:
+            heard, told = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            reply({"error": f"no pipe: {error.strerror}"})
+            return
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(heard)
+            os.close(told)
+            reply({"error": f"no process: {error.strerror}"})
+            return
         if pid == 0:
             self._copy(message, told)
         os.close(told)
-        self._running[heard] = reply
-        self._loop.watch(heard, IN | GONE, lambda _: self._ended(heard))
+        self._running[target] = pid
+        self._loop.watch(heard, IN | GONE, lambda _: self._ended(heard, target, reply))
 
-    def _ended(self, heard: int) -> None:
+    def give_up(self, target: str) -> None:
+        """Ends a copy, if it is under way: its reply is then an error."""
+        if target in self._running:
+            os.kill(self._running[target], signal.SIGKILL)
+
+    def _ended(self, heard: int, target: str, reply: Reply) -> None:
         self._loop.unwatch(heard)
         answer = os.read(heard, ANSWER_BYTES)
         os.close(heard)
-        self._running.pop(heard)(json.loads(answer or b'{"error": "the copying process died"}'))
+        del self._running[target]
+        reply(json.loads(answer or b'{"error": "the copying process was killed"}'))
 
     def _copy(self, message: dict[str, Any], told: int) -> None:
         answer: dict[str, Any] = {"error": "the copying process failed"}
@@ -58,7 +76,8 @@ class Copies:
             sys.prctl(sys.PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.umask(0)
-            copier = Copier()
+            one_user = users.mapped_users() == 1
+            copier = Copier(removable=one_user and "to_partial" in message)
             copier.copy(self._source(message), self._target(message))
             answer = {"size": copier.size}
         except OSError as error:

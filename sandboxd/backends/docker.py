@@ -130,8 +130,9 @@ class DockerBackend:
             except BaseException:
                 await self.destroy(sandbox_id)
                 raise
-        if image.has_python:
-            path = self._directory(sandbox_id) / SOCKET
+        path = self._directory(sandbox_id) / SOCKET
+        # A runtime with a kernel of its own (gVisor) may keep the guest's socket inside.
+        if image.has_python and path.exists():
             return _ContainerGuest(self._engine, self._name(sandbox_id), sandbox_id, path, template)
         return ExecConnection(self._engine, self._name(sandbox_id), sandbox_id, template)
 
@@ -159,7 +160,12 @@ class DockerBackend:
         """See `base.Backend.branch`; the Engine stops the container's processes while it copies."""
         image = await self._images.get(template)
         tag = self._branch_tag(branch)
-        await self._commit(sandbox_id, tag, f"LABEL {LABEL}={self._instance}")
+        try:
+            await self._commit(sandbox_id, tag, f"LABEL {LABEL}={self._instance}")
+        except BaseException:
+            # Also what the Engine finished after a call of ours had given up on it.
+            await asyncio.shield(self.prune(branch))
+            raise
         forks = replace(template, image=tag, branches=(*template.branches, branch), setup=())
         self._images.adopt(forks, replace(image, reference=tag))
         return forks
@@ -198,8 +204,10 @@ class DockerBackend:
             await asyncio.shield(done)
         except asyncio.CancelledError:
             await asyncio.wait([done])
-            with contextlib.suppress(docker.errors.APIError):
-                await self._engine.call(lambda api: api.remove_image(image, force=True))
+            if done.exception() is None:
+                made = done.result()["Id"]
+                with contextlib.suppress(docker.errors.APIError):
+                    await self._engine.call(lambda api: api.remove_image(made, force=True))
             raise
         except docker.errors.NotFound as error:
             raise SandboxLost(f"container {name} is gone", phase=Phase.FILE) from error

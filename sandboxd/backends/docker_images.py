@@ -7,6 +7,7 @@ second each; so an image is derived that has the working directory, and removed 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import re
@@ -108,7 +109,10 @@ class Images:
 
         def remove(api: Api) -> None:
             for image in api.images(filters={"label": f"{LABEL}={self._instance}"}):
-                api.remove_image(image["Id"], force=True)
+                # By name: an image that a snapshot was made of stays below it, nameless.
+                for name in image["RepoTags"] or [image["Id"]]:
+                    with contextlib.suppress(docker.errors.APIError):
+                        api.remove_image(name, force=True)
 
         await self._engine.call(remove)
 

@@ -31,7 +31,7 @@ class FakeScript:
     `start_seconds` is how long a start takes; `fail_rate` and `hang_rate` are chances per attempt in
     [0, 1]; `first_failures` are raised by the first attempts, in order, before chance has its say.
     `die_rate` is the chance per command that the sandbox dies under it. The next `destroy_failures`
-    destructions fail.
+    destructions and `prune_failures` removals of copies fail.
     """
 
     start_seconds: float = 0.0
@@ -40,6 +40,7 @@ class FakeScript:
     hang_rate: float = 0.0
     die_rate: float = 0.0
     destroy_failures: int = 0
+    prune_failures: int = 0
     first_failures: list[StartFailed] = field(default_factory=list)
     seed: int = 0
 
@@ -107,16 +108,26 @@ class FakeBackend:
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         self._branches[branch] = directory = Path(tempfile.mkdtemp(prefix="sandboxd-fake-branch-"))
         try:
-            await self._alive[sandbox_id].copy_to(directory)
+            source = self._alive.get(sandbox_id)
+            if source is None:
+                raise SandboxLost(f"sandbox {sandbox_id} is gone")
+            await source.copy_to(directory)
         except BaseException:
             await asyncio.shield(self.prune(branch))
             raise
         return replace(template, branches=(*template.branches, branch), setup=())
 
     async def prune(self, branch: str) -> None:
+        if self.script.prune_failures:
+            self.script.prune_failures -= 1
+            raise BackendUnavailable("the script says that this removal fails")
         directory = self._branches.pop(branch, None)
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    def branches(self) -> list[str]:
+        """The copies that exist."""
+        return list(self._branches)
 
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
         raise InvalidRequest("the fake backend keeps no images; use another", phase=Phase.CREATE)
@@ -162,12 +173,13 @@ class FakeConnection:
 
     async def begin_with(self, directory: Path) -> None:
         """Takes over a copy of a directory's files."""
-        await asyncio.to_thread(shutil.copytree, directory, self._home, symlinks=True, dirs_exist_ok=True)
+        await _copied(directory, self._home)
 
     async def copy_to(self, directory: Path) -> None:
         """Copies this sandbox's files there."""
         self._check()
-        await asyncio.to_thread(shutil.copytree, self._home, directory, symlinks=True, dirs_exist_ok=True)
+        await _copied(self._home, directory)
+        self._check()
 
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[_Checked]:
@@ -229,3 +241,15 @@ class _Checked:
         event = await anext(self._events)
         self._check()
         return event
+
+
+async def _copied(source: Path, target: Path) -> None:
+    """Waits for the end also when cancelled: a thread cannot be stopped, and would go on all the same."""
+    work = asyncio.ensure_future(
+        asyncio.to_thread(shutil.copytree, source, target, symlinks=True, dirs_exist_ok=True)
+    )
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise

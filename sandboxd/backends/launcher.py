@@ -13,7 +13,9 @@ Control socket: one JSON object a line. Requests carry `n`, which the answer rep
     {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "pids"}
     {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers", "branches", "host_system"}
                                              → {} once its socket takes connections
-    {"do": "copy", "id" or "from_branch", "to_branch" or "to_partial"} → {"size"} (see `copies`)
+    {"do": "copy", "id" or "from_branch", "to_branch" or "to_partial"}
+                                             → {"size"}, or {"ended": why}; see `copies`
+    {"do": "give up", "copy"}                → {}; the copy to that branch or partial then ends with an error
     {"do": "prune", "branch"}                → {} once nothing is left of it
     {"do": "destroy", "id"}                  → {} once nothing is left of it
     {"do": "close"}                          → {} once nothing is left at all, then the launcher ends
@@ -207,7 +209,10 @@ class Launcher:
         elif what == "destroy":
             self._destroy(message["id"], reply)
         elif what == "copy":
-            self._copies.begin(message, reply)
+            self._copies.begin(message, self._while_it_lives(message, reply))
+        elif what == "give up":
+            self._copies.give_up(message["copy"])
+            reply({})
         elif what == "prune":
             self._prune(f"{BRANCH_PREFIX}{message['branch']}", reply)
         elif what == "close":
@@ -258,6 +263,16 @@ class Launcher:
             self._sweep(name)
         else:
             os.kill(sandbox.pid, signal.SIGKILL)
+
+    def _while_it_lives(self, message: dict[str, Any], reply: Reply) -> Reply:
+        """Of a sandbox that ended meanwhile a copy may lack what was swept by then."""
+
+        def checked(answer: dict[str, Any]) -> None:
+            sandbox = self._sandboxes.get(message.get("id", ""))
+            gone = "id" in message and (sandbox is None or sandbox.dead or sandbox.waiting)
+            reply({"ended": "it ended while its files were copied"} if gone else answer)
+
+        return checked
 
     def _prune(self, name: str, reply: Reply) -> None:
         waiting = self._pruning.setdefault(name, [])

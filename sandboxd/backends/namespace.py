@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from sandboxd.backends.users import UID_BASE
 from sandboxd.errors import BackendUnavailable, Phase, SandboxLost, StartFailed
 from sandboxd.images.store import Image, ImageError, ImageStore
 from sandboxd.types import Capabilities, Network, Template
+
+logger = logging.getLogger(__name__)
 
 # A launcher without a daemon keeps its sandboxes for this long.
 GRACE_SECONDS = 60.0
@@ -150,12 +153,15 @@ class NamespaceBackend:
 
     async def prepare(self, template: Template) -> None:
         """Refuses what this backend cannot make. Raises StartFailed."""
-        if template.image is not None:
-            self._image(template.image)
+        self._checked(template)
+
+    def _checked(self, template: Template) -> Image | None:
+        """The template's image. Raises StartFailed."""
         if template.runtime is not None:
             raise StartFailed(
                 f"runtime {template.runtime!r} is for the docker backend", phase=Phase.CREATE, retryable=False
             )
+        return self._image(template.image) if template.image is not None else None
 
     def _image(self, name: str) -> Image:
         """Raises StartFailed."""
@@ -166,6 +172,16 @@ class NamespaceBackend:
                 f"{error}; or leave `image` out, or use the docker backend", phase=Phase.PULL, retryable=False
             ) from error
 
+    def _open_store(self) -> str:
+        """Where the image store is, made if it was missing; empty when there is none."""
+        try:
+            store = self._store()
+            store.open()
+        except ImageError as error:
+            logger.warning("no images: %s", error)
+            return ""
+        return str(store.root.resolve())
+
     def _store(self) -> ImageStore:
         """Raises ImageError."""
         if self._options.images_dir is None:
@@ -174,8 +190,7 @@ class NamespaceBackend:
 
     async def create(self, sandbox_id: str, template: Template) -> GuestConnection:
         """See `base.Backend.create`."""
-        await self.prepare(template)
-        image = self._image(template.image) if template.image is not None else None
+        image = self._checked(template)
         if image is not None:
             template = replace(template, env={**image.environment(), **template.env})
         self._check_room()
@@ -328,13 +343,13 @@ class NamespaceBackend:
 
     async def _start(self) -> None:
         options = self._options
-        state, images = self._state.resolve(), options.images_dir
+        state, images = self._state.resolve(), await asyncio.to_thread(self._open_store)
         spec = {
             "state": str(state),
             "name": self.instance,
             "cgroup_root": str(options.cgroup_root),
             "read_only_paths": [str(path) for path in options.read_only_paths],
-            "images": str(images.resolve()) if images is not None and images.is_dir() else "",
+            "images": images,
             "uid_base": options.uid_base,
             "grace": options.grace_seconds,
         }

@@ -221,8 +221,9 @@ class Base:
         sys.pivot_root(".", ".")
         sys.unmount(".")
         os.chdir("/")
-        # Only now: what an image or a sandbox left there may be a link, and leads nowhere else from here.
-        self._make_workspace(cwd)
+        # Only now, and with every link in it read as text: what an image or a sandbox left there may be one,
+        # and those in /proc lead to this process's own descriptors.
+        self._make_workspace(os.path.realpath(cwd))
 
     def _mount_proc(self) -> None:
         flags = SAFE | sys.MS_NOEXEC | sys.MS_RDONLY
@@ -231,7 +232,7 @@ class Base:
             sys.mount(cover, target, flags=sys.MS_BIND)
 
     def _make_workspace(self, path: str) -> None:
-        for directory in {"/workspace", path}:
+        for directory in {os.path.realpath("/workspace"), path}:
             if not os.path.isdir(directory):
                 os.makedirs(directory, 0o755)
                 os.chown(directory, self._owner, self._owner)

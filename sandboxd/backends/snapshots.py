@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sandboxd.backends import users
 from sandboxd.backends.link import Link
-from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, StartFailed
+from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.images.store import LAYER_LIMIT, NAME, Image, ImageError, ImageStore, Layer
 from sandboxd.types import Template
 
@@ -69,11 +69,16 @@ class Snapshots:
     async def _layer(self, store: ImageStore, source: dict[str, str]) -> Layer:
         # Named by chance, not by content: to read it all once more would double what it costs.
         digest = secrets.token_hex(32)
-        with store.partial() as directory:
+        partial = store.partial()
+        directory = partial.__enter__()
+        try:
             tree = directory / "tree"
-            await asyncio.to_thread(self._make, tree)
+            self._make(tree)
             size = await self._copy(**source, to_partial=directory.name)
             await asyncio.to_thread(store.add_layer, digest, tree)
+        finally:
+            # In a thread: what is removed may be large.
+            await asyncio.shield(asyncio.to_thread(partial.__exit__, None, None, None))
         return Layer(digest, size)
 
     def _make(self, tree: Path) -> None:
@@ -83,16 +88,20 @@ class Snapshots:
             os.chown(tree, self._uid_base, self._uid_base)
 
     async def _copy(self, **what: str) -> int:
-        """Returns the bytes of files. Raises StartFailed.
+        """Returns the bytes of files. Raises StartFailed, SandboxLost.
 
-        When cancelled it waits for the end all the same: only then can the copy be removed.
+        When cancelled it has the copy end, and waits for that: only then can what is there be removed.
         """
         asked = asyncio.ensure_future(self._link.ask("copy", **what))
         try:
             answer = await asyncio.shield(asked)
         except asyncio.CancelledError:
+            target = what.get("to_branch") or what["to_partial"]
+            await asyncio.shield(self._link.ask("give up", copy=target))
             await asyncio.wait([asked])
             raise
+        if "ended" in answer:
+            raise SandboxLost(f"sandbox {what['id']}: {answer['ended']}", phase=Phase.FILE)
         if "error" in answer:
             raise StartFailed(
                 f"the files could not be copied: {answer['error']}", phase=Phase.CREATE, retryable=False

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -99,8 +100,8 @@ class _Blobs:
     def json(self, name: str) -> Any:
         """A manifest. Raises ImageError."""
         member = self._member(name)
-        if member.size > MANIFEST_BYTES:
-            raise ImageError(f"{self._path}: {name} claims to have {member.size} bytes")
+        if not member.isreg() or member.size > MANIFEST_BYTES:
+            raise ImageError(f"{self._path}: {name} is no file of at most {MANIFEST_BYTES} bytes")
         with self.open(name) as file:
             try:
                 return json.loads(file.read())
@@ -118,7 +119,7 @@ class _Blobs:
         archive = tarfile.open(self._path, "r:*")  # noqa: SIM115 - closed with the file
         try:
             file = archive.extractfile(self._member(name))
-        except KeyError:
+        except (KeyError, RecursionError):
             file = None
         if file is None:
             archive.close()
@@ -219,8 +220,18 @@ def _image(config: dict[str, Any], layers: list[Callable[[], IO[bytes]]]) -> Ima
     if len(layers) > LAYER_LIMIT:
         raise ImageError(f"the image has {len(layers)} layers, at most {LAYER_LIMIT} fit; squash it")
     given = (config.get("config") or {}).get("Env") or []
-    env = dict(str(pair).partition("=")[::2] for pair in given)
+    env = dict(_variable(str(pair)) for pair in given)
     return ImageArchive(tuple(map(LayerArchive, digests, layers)), env)
+
+
+def _variable(pair: str) -> tuple[str, str]:
+    name, _, value = pair.partition("=")
+    try:
+        if b"\0" in os.fsencode(pair):
+            raise ValueError("a NUL byte")
+    except ValueError as error:
+        raise ImageError(f"the image's environment has {pair!r}, which no command can be given") from error
+    return name, value
 
 
 def _is_digest(digits: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -118,17 +120,24 @@ async def unpack(archive: LayerArchive, tree: Path) -> tuple[int, int]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        with contextlib.suppress(ConnectionError):  # it ended early, and says why
-            for piece in archive.pieces():
-                process.stdin.write(piece)
-                await process.stdin.drain()
-            process.stdin.close()
+        reads = True
+        for piece in archive.pieces():  # to their end, whoever reads them: only there the digest is known
+            if reads:
+                try:
+                    process.stdin.write(piece)
+                    await process.stdin.drain()
+                except ConnectionError:
+                    reads = False  # it has all that it wants, or says why not
+        process.stdin.close()
         answer = json.loads(await process.stdout.read() or b"{}")
         await process.wait()
     finally:
         if process.returncode is None:
-            process.kill()
-            await asyncio.shield(process.wait())
+            # Both processes of it: the output ends when both are gone, and nobody writes any more.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.shield(process.stdout.read())
+            await process.wait()
     if "size" not in answer:
         why = answer.get("error") or "the program that unpacks it died"
         raise ImageError(f"layer {archive.digest[:12]}: {why}")

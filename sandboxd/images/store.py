@@ -98,7 +98,10 @@ class ImageStore:
         try:
             for directory in (self.root, self.layers, self.root / "images", self.root / "partial"):
                 directory.mkdir(parents=True, exist_ok=True)
-                directory.chmod(0o755)  # sandboxes' users walk here
+                directory.chmod(0o755)
+            # Images bring set-user-id programs, and snapshots what was nobody else's: no other user of this
+            # host walks here. Launchers are given what they need by descriptor.
+            self.root.chmod(0o700)
         except OSError as error:
             raise ImageError(f"image store {self.root} cannot be made: {error.strerror}") from error
 
@@ -117,7 +120,7 @@ class ImageStore:
         names = self.names()
         try:
             return self._read(names.get(name, name))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, TypeError):
             raise self._unknown(name) from None
 
     def _unknown(self, name: str) -> ImageNotFound:
@@ -131,7 +134,7 @@ class ImageStore:
     def images(self) -> Iterator[Image]:
         """All of them."""
         for record in (self.root / "images").glob("[!.]*.json"):
-            with contextlib.suppress(FileNotFoundError):  # removed since
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # removed since, or damaged
                 yield self._read(record.stem)
 
     def _read(self, image_id: str) -> Image:
@@ -169,13 +172,28 @@ class ImageStore:
 
     @contextlib.contextmanager
     def partial(self) -> Iterator[Path]:
-        """A directory to unpack a layer into; what is still there at the end, or after this process, goes."""
+        """A directory to unpack a layer into; what is still there at the end, or after this process, goes.
+
+        Raises ImageError.
+        """
         path = self.root / "partial" / secrets.token_hex(16)
-        path.mkdir(mode=0o755)
+        with self._named():
+            path.mkdir()
+            path.chmod(0o755)
         try:
             yield path
         finally:
-            remove(path)
+            with self._named():
+                remove(path)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """What the file system refuses as an ImageError."""
+        try:
+            yield
+        except OSError as error:
+            where = error.filename or self.root
+            raise ImageError(f"image store {self.root}: {where}: {error.strerror}") from error
 
     @contextlib.asynccontextmanager
     async def only_one(self, digest: str) -> AsyncIterator[None]:
@@ -191,13 +209,13 @@ class ImageStore:
 
     def add_layer(self, digest: str, tree: Path) -> None:
         """Takes a whole tree over as this layer; one that another process added meanwhile is as good."""
-        with self._changing():
+        with self._changing(), self._named():
             if not self.has(digest):
                 tree.rename(self.layers / digest[:LAYER_DIGITS])
 
     def add(self, name: str, image: Image) -> None:
         """Names an image whose layers are there; the name may have named another. Raises ImageError."""
-        with self._changing():
+        with self._changing(), self._named():
             missing = [layer.digest for layer in image.layers if not self.has(layer.digest)]
             if missing:
                 raise ImageError(
@@ -247,17 +265,22 @@ class ImageStore:
             if image_id in names.values():
                 self._write(self.root / "names.json", names)
                 return
-            with self._unused(name, image_id):
+            with self._unused(image_id) as unused:
+                if not unused:
+                    raise ImageError(f"image {name!r} is in use by sandboxes; release them first")
                 self._write(self.root / "names.json", names)
                 self._record(image_id).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _unused(self, name: str, image_id: str) -> Iterator[None]:
-        fd = os.open(self._record(image_id), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)
+    def _unused(self, image_id: str) -> Iterator[bool]:
+        """Whether no launcher holds it; none can begin to within the block."""
         try:
-            if not _try_lock(fd):
-                raise ImageError(f"image {name!r} is in use by sandboxes; release them first")
-            yield
+            fd = os.open(self._record(image_id), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield True
+            return
+        try:
+            yield _try_lock(fd)
         finally:
             os.close(fd)
 
@@ -267,7 +290,8 @@ class ImageStore:
         Raises ImageError while something is imported: what that needs has no name yet.
         """
         try:
-            with self._locked("importing", fcntl.LOCK_EX | fcntl.LOCK_NB), self._changing():
+            with self._locked("importing", fcntl.LOCK_EX | fcntl.LOCK_NB), self._changing(), self._named():
+                self._forget_unnamed()
                 used = {layer.directory for image in self.images() for layer in image.layers}
                 doomed = [path for path in self.layers.iterdir() if path.name not in used]
                 doomed += (self.root / "partial").iterdir()
@@ -278,6 +302,16 @@ class ImageStore:
             raise ImageError(
                 f"an import into {self.root} is under way; try again when it has ended"
             ) from None
+
+    def _forget_unnamed(self) -> None:
+        """Images whose name now names another, unless sandboxes use them still."""
+        names = set(self.names().values())
+        for record in (self.root / "images").glob("[!.]*.json"):
+            if record.stem in names:
+                continue
+            with self._unused(record.stem) as unused:
+                if unused:
+                    record.unlink(missing_ok=True)
 
 
 def _try_lock(fd: int) -> bool:

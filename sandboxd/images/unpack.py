@@ -37,11 +37,12 @@ def main() -> None:
         os.chown(directory, int(uid_base), int(uid_base))
     ready, unshared = os.pipe2(os.O_CLOEXEC)
     mapped, go = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         os.close(ready)
         os.close(go)
-        _report(lambda: _unpack_here(directory, unshared, mapped))
+        _report(lambda: _unpack_here(directory, parent, unshared, mapped))
     os.close(unshared)
     os.close(mapped)
     if os.read(ready, 1):
@@ -66,9 +67,7 @@ def _report(work: Callable[[], dict[str, int]]) -> None:
         os._exit(code)
 
 
-def _unpack_here(directory: str, unshared: int, mapped: int) -> dict[str, int]:
-    # The one who asked for it may be gone, and then nobody wants it.
-    sys.prctl(sys.PR_SET_PDEATHSIG, 9)
+def _unpack_here(directory: str, parent: int, unshared: int, mapped: int) -> dict[str, int]:
     target = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     sys.unshare(sys.CLONE_NEWUSER | sys.CLONE_NEWNS)
     os.write(unshared, b"1")
@@ -79,6 +78,10 @@ def _unpack_here(directory: str, unshared: int, mapped: int) -> dict[str, int]:
     many = users.mapped_users() > 1
     if many:
         os.setgroups([])
+    # Only now, for a change of user clears it. Who asked for it may be gone, and then nobody wants it.
+    sys.prctl(sys.PR_SET_PDEATHSIG, 9)
+    if os.getppid() != parent:
+        os._exit(1)
     # By descriptor: this user may be unable to walk there.
     os.fchdir(target)
     os.chroot(".")
@@ -113,6 +116,8 @@ class _Layer:
                 os.close(parent)
         except OSError as error:
             raise OSError(error.errno, error.strerror, member.name) from error
+        except (ValueError, OverflowError) as error:
+            raise OSError(errno.EINVAL, f"it says what cannot be: {error}", member.name) from error
 
     def _place(
         self, archive: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str], parent: int
@@ -156,6 +161,9 @@ class _Layer:
     def _describe(self, member: tarfile.TarInfo, name: str, parent: int) -> None:
         """Owner first: a change of owner clears what a change of mode sets."""
         mode = member.mode & 0o7777
+        if not (0 <= member.uid < users.MAPPED_USERS and 0 <= member.gid < users.MAPPED_USERS):
+            owner = f"{member.uid}:{member.gid}"
+            raise OSError(errno.EINVAL, f"its owner {owner} is beyond {users.MAPPED_USERS - 1}")
         if self._own_users:
             os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
         elif member.isdir():
@@ -266,5 +274,7 @@ def _clear(name: str, parent: int) -> None:
 
 
 def _bounded(when: float) -> float:
-    """A time that every file system takes."""
+    """A time that every file system takes. Raises ValueError."""
+    if when != when:
+        raise ValueError("a time that is no number")
     return min(max(when, 0.0), 2.0**32 - 1)

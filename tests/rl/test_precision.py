@@ -18,18 +18,13 @@ def test_bfloat16_only_where_a_processor_has_matrix_units(
     """avx512_bf16 alone is instructions, not units: float32 is faster there."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(FLAGS.format(more=more))
-    assert fastest_here(cpuinfo, tmp_path / "no-gpu") == expected
-
-
-def test_a_gpu_decides_for_bfloat16(tmp_path: Path) -> None:
-    (tmp_path / "version").touch()
-    assert fastest_here(tmp_path / "no-cpuinfo", tmp_path / "version") == "bfloat16"
+    assert fastest_here(cpuinfo) == expected
 
 
 def test_a_machine_that_says_nothing_computes_in_float32(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("model name : another architecture\n")
-    assert fastest_here(tmp_path / "cpuinfo", tmp_path / "no-gpu") == "float32"
-    assert fastest_here(tmp_path / "missing", tmp_path / "no-gpu") == "float32"
+    assert fastest_here(tmp_path / "cpuinfo") == "float32"
+    assert fastest_here(tmp_path / "missing") == "float32"
 
 
 def test_a_setting_wins_over_the_machine() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = ("sh", "cat", "ls", "stat", "env", "id", "touch", "rm", "true")
+PROGRAMS = ("sh", "cat", "chmod", "env", "id", "ls", "mkdir", "rm", "stat", "touch", "true")
 
 
 def entry(name: str, data: bytes = b"", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:

@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
 from sandboxd import errors
 from sandboxd.backends.base import Connection
+from sandboxd.backends.docker import DockerBackend
 from sandboxd.backends.fake import FakeScript
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
-from sandboxd.errors import InvalidRequest, PoolFull, SandboxNotFound, StartFailed
+from sandboxd.errors import InvalidRequest, PoolFull, SandboxLost, SandboxNotFound, StartFailed
 from sandboxd.images.store import ImageStore
 from sandboxd.pool import Lease
 from sandboxd.starting import RetryPolicy
@@ -25,6 +27,13 @@ from tests.sandboxd.conftest import settle
 pytestmark = pytest.mark.anyio
 OpenDaemon = Callable[..., Any]
 OpenRig = Callable[..., Any]
+
+
+async def until(there: Callable[[], bool]) -> None:
+    """Lets other tasks and processes go on until something is so."""
+    async with asyncio.timeout(30):
+        while not there():
+            await asyncio.sleep(0)
 
 
 async def output(box: Connection, script: str) -> str:
@@ -119,6 +128,48 @@ async def test_forks_that_nobody_waits_for_are_released(rig: OpenRig) -> None:
         assert forking.cancelled()
 
 
+async def test_forks_and_waiters_do_not_keep_each_other_waiting(rig: OpenRig) -> None:
+    async with rig(starts=2) as r:
+        source = await r.pool.acquire()
+        async with asyncio.timeout(30):
+            forking = asyncio.create_task(r.pool.fork(source.id, 5, Lease()))
+            await settle()
+            await r.pool.acquire()
+            await forking
+            await r.pool.acquire()
+
+
+async def test_what_fails_to_be_removed_is_tried_again(rig: OpenRig) -> None:
+    script = FakeScript()
+    async with rig(script=script) as r:
+        source = await r.pool.acquire()
+        (fork,) = await r.pool.fork(source.id, 1, Lease())
+        (forks_fork,) = await r.pool.fork(fork.id, 1, Lease())
+        script.prune_failures = script.destroy_failures = 2
+        r.pool.release(forks_fork.id)
+        async with asyncio.timeout(30):
+            while len(r.backend.branches()) > 1:
+                await r.advance(1.0)
+        assert script.prune_failures == script.destroy_failures == 0
+        assert await output(r.pool.connection(fork.id), "echo alive") == "alive\n"
+        r.pool.release(fork.id)
+        await r.until(lambda: not r.backend.branches())
+
+
+async def test_a_failed_fork_whose_removal_fails_is_removed_all_the_same(rig: OpenRig) -> None:
+    async with rig(script=FakeScript(), retry=RetryPolicy(attempts=1)) as r:
+        source = await r.pool.acquire()
+        r.backend.script.first_failures = [StartFailed("no")]
+        r.backend.script.destroy_failures = 2
+        with pytest.raises(StartFailed, match="no"):
+            await r.pool.fork(source.id, 3, Lease())
+        async with asyncio.timeout(30):
+            while len(r.pool.sandboxes()) > 1:
+                await r.advance(1.0)
+        assert await r.backend.list_ids() == [source.id]
+        await r.until(lambda: not r.backend.branches())
+
+
 async def test_a_pool_that_ends_ends_its_forks(rig: OpenRig) -> None:
     script = FakeScript()
     async with rig(script=script) as r:
@@ -153,8 +204,8 @@ async def test_the_client_forks_and_releases(daemon: OpenDaemon, tmp_path: Path)
         with pytest.raises(errors.InvalidRequest, match="count = 0"):
             async with box.fork(0):
                 pass
-        while [path.name for path in sandboxes.iterdir()] != [box.name.removeprefix("sandboxes/")]:
-            await asyncio.sleep(0)
+        left = [box.name.removeprefix("sandboxes/")]
+        await until(lambda: [path.name for path in sandboxes.iterdir()] == left)
 
 
 async def test_a_snapshot_is_an_image_of_its_own(daemon: OpenDaemon, tmp_path: Path) -> None:
@@ -227,26 +278,65 @@ async def test_what_was_removed_from_a_lower_layer_stays_removed(backend: Namesp
 async def test_a_sandbox_that_changes_everything_meanwhile_is_copied_all_the_same(
     backend: NamespaceBackend, tmp_path: Path
 ) -> None:
-    """Links put where directories were lead nowhere: what lies outside is never in a copy."""
-    secret = tmp_path / "secret"
-    secret.mkdir()
-    (secret / "key").write_text("secret")
+    """Links put where directories were lead nowhere, not even to what the launcher can see."""
     template = Template("t")
-    source = await backend.create("source", template)
-    loop = f"mkdir d 2>/dev/null; echo a > d/key; rm -r d; ln -sn {secret} d; rm d"
+    other, source = [await backend.create(name, template) for name in ("other", "source")]
+    await output(other, "echo secret > key")
+    secret = "/state/sandboxes/other/upper/workspace"
+    loop = f"mkdir d 2>/dev/null; echo own > d/key; rm -r d; ln -sn {secret} d; rm d"
     script = f"mkdir -p x/y; while :; do {loop}; done"
-    churn = asyncio.create_task(execute(source, Command(argv=(b"sh", b"-c", script.encode()), timeout=30.0)))
+    churn = asyncio.create_task(execute(source, Command(argv=(b"sh", b"-c", script.encode()), timeout=50.0)))
     await output(source, "until [ -d x/y ]; do :; done")
-    for number in range(10):
-        forks = await backend.branch("source", template, f"b{number}")
-        assert forks.branches == (f"b{number}",)
+    for number in range(30):
+        await backend.branch("source", template, f"b{number}")
         tree = tmp_path / "state" / "sandboxes" / f"branch.b{number}" / "workspace" / "d"
-        assert tree.is_symlink() or not tree.exists() or {path.name for path in tree.iterdir()} <= {"key"}
-        assert tree.is_symlink() or not (tree / "key").exists() or (tree / "key").read_text() in ("a\n", "")
+        key = tree / "key"
+        assert tree.is_symlink() or not key.exists() or key.read_text() in ("own\n", "")
         await backend.prune(f"b{number}")
-    await backend.destroy("source")
+    for name in ("other", "source"):
+        await backend.destroy(name)
     churn.cancel()
     await asyncio.wait([churn])
+
+
+async def test_a_sandbox_that_ends_while_it_is_copied_gives_no_copy(
+    backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    template = Template("t", limits=Limits(memory_bytes=1 << 30))
+    source = await backend.create("source", template)
+    await output(source, "head -c 200000000 /dev/urandom > large; touch zzz")
+    branching = asyncio.create_task(backend.branch("source", template, "b"))
+    branch = tmp_path / "state" / "sandboxes" / "branch.b"
+    await until(branch.exists)
+    await backend.destroy("source")
+    with pytest.raises(SandboxLost, match="ended while its files were copied"):
+        await branching
+    assert not branch.exists()
+
+
+@pytest.mark.docker
+async def test_a_docker_snapshot_is_the_engines_and_outlives_the_daemon(
+    docker_busybox_image: str, tmp_path: Path
+) -> None:
+    name = f"sandboxd-test-snapshot:{tmp_path.name.lower()}"
+    engine = docker.from_env()
+    try:
+        backend = DockerBackend(tmp_path / "state")
+        await backend.open()
+        template = Template("t", image=docker_busybox_image)
+        box = await backend.create("one", template)
+        await output(box, "echo kept > file")
+        assert await backend.snapshot("one", template, name) > 0
+        await backend.close()
+        backend = DockerBackend(tmp_path / "state")
+        await backend.open()
+        again = await backend.create("two", Template("t", image=name))
+        assert await output(again, "cat file") == "kept\n"
+        await backend.close()
+        assert [tag for image in engine.images.list() for tag in image.tags if "branch" in tag] == []
+    finally:
+        engine.images.remove(name, force=True)
+        engine.close()
 
 
 async def test_what_cannot_be_copied_is_named_and_leaves_nothing(
@@ -274,8 +364,7 @@ async def test_a_copy_that_is_given_up_leaves_nothing(backend: NamespaceBackend,
     await output(source, "head -c 100000000 /dev/urandom > large")
     branching = asyncio.create_task(backend.branch("source", template, "b"))
     branch = tmp_path / "state" / "sandboxes" / "branch.b"
-    while not branch.exists():
-        await asyncio.sleep(0)
+    await until(branch.exists)
     branching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await branching
@@ -293,8 +382,7 @@ async def test_a_broken_off_snapshot_is_swept(tmp_path: Path) -> None:
         source = await backend.create("source", template)
         await output(source, "head -c 50000000 /dev/urandom > large")
         snapshot = asyncio.create_task(backend.snapshot("source", template, "t"))
-        while not list((store.root / "partial").iterdir()):
-            await asyncio.sleep(0)
+        await until(lambda: bool(list((store.root / "partial").iterdir())))
         snapshot.cancel()
         with pytest.raises(asyncio.CancelledError):
             await snapshot

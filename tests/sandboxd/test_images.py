@@ -184,6 +184,8 @@ HOSTILE = {
     "a file below a file": [entry("a", b"x"), entry("a/b", b"x")],
     "a link in a circle": [symlink("a", "a"), entry("a/b", b"x")],
     "a whiteout without a name": [entry(".wh.")],
+    "an owner that no sandbox has": [entry("a", uid=65536)],
+    "a time that is none": [entry("a", pax_headers={"mtime": "nan"})],
     "a name that is too long": [entry("n" * 300, b"x")],
 }
 
@@ -241,6 +243,10 @@ def damaged() -> dict[str, tuple[bytes, str]]:
     two = tar(entry("manifest.json", json.dumps([{}, {}]).encode()))
     missing = tar(entry("manifest.json", b'[{"Config": "none.json", "Layers": []}]'))
     many = docker_archive([tar(entry(str(number))) for number in range(101)])
+    linked = tar(
+        symlink("manifest.json", "other"), entry("other", b"[]"), symlink("index.json", "index.json")
+    )
+    zero = docker_archive([layer], ["A=\0"])
     zstd = docker_archive([layer]).replace(layer[:4], b"\x28\xb5\x2f\xfd", 1)
     return {
         "no archive": (b"hello " * 1000, "not a tar archive"),
@@ -254,6 +260,8 @@ def damaged() -> dict[str, tuple[bytes, str]]:
         "an index of something else": (tar(entry("index.json", b"[]")), "OCI"),
         "too many layers": (many, "101 layers"),
         "zstd": (zstd, "zstd"),
+        "a manifest that is a link": (linked, "manifest.json is no file"),
+        "an environment that no command can have": (zero, "environment"),
     }
 
 
@@ -263,6 +271,29 @@ async def test_a_damaged_archive_is_named(store: ImageStore, what: str) -> None:
     with pytest.raises(ImageError, match=words):
         await imported(store, archive)
     assert_untouched(store)
+
+
+async def test_a_layer_is_what_its_digest_says_to_the_last_byte(store: ImageStore) -> None:
+    """Also behind the end of its archive, where who unpacks it has long stopped reading."""
+    honest = tar(entry("bin/sh", b"honest"))
+    hostile = tar(entry("bin/sh", b"hostile")) + b"\0" * 10_000_000
+    archive = docker_archive([hostile]).replace(sha256(hostile).encode(), sha256(honest).encode())
+    with pytest.raises(ImageError, match="is damaged"):
+        await imported(store, archive)
+    assert_untouched(store)
+
+
+async def test_nobody_else_walks_into_the_store(store: ImageStore) -> None:
+    await imported(store, tar(entry("a", mode=0o4755)))
+    assert store.root.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_name_that_is_used_again_lets_the_old_image_go(store: ImageStore) -> None:
+    old, new = [await imported(store, tar(entry("a", data)), "t") for data in (b"old", b"new")]
+    assert store.collect() == 1
+    assert store.find("t").id == new.id
+    with pytest.raises(ImageNotFound):
+        store.find(old.id)
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a" * 256, "../up"])
@@ -311,17 +342,6 @@ async def test_a_second_name_keeps_the_image(store: ImageStore) -> None:
     assert store.find(first.id).id == first.id
     with pytest.raises(ImageNotFound, match="known here: second"):
         store.forget("first")
-
-
-async def test_a_store_younger_than_the_launcher(store: ImageStore, tmp_path: Path, programs: bytes) -> None:
-    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
-    await backend.open()
-    try:
-        await imported(store, programs)
-        with pytest.raises(StartFailed, match="younger than this daemon"):
-            await backend.create("one", Template("t", image="t"))
-    finally:
-        await backend.close()
 
 
 async def test_the_writable_layer_of_an_image_may_be_bounded(

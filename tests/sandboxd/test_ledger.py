@@ -94,7 +94,7 @@ def test_forks_pass_the_queue_but_not_the_size() -> None:
         ledger.fork(2)
     assert len(ledger.plan().start) == 1
     ledger.forked(forks[0])
-    ledger.fork_withdrawn(forks[1])
+    ledger.fork_failed(forks[1])
     assert (ledger.active, ledger.forking, ledger.totals.acquired) == ({forks[0]}, {forks[2]}, 1)
     ledger.check()
 
@@ -164,7 +164,7 @@ class AnyOrder(RuleBasedStateMachine):
         if well:
             self.ledger.forked(name)
         else:
-            self.ledger.fork_withdrawn(name)
+            self.ledger.fork_failed(name)
 
     @rule(data=st.data())
     def lose_warm(self, data: st.DataObject) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sandboxd
+from tests.sandboxd.image_kit import directory, entry, host_programs, tar
 
 NOBODY = 65534
 # Loads only what the backend needs: this user may be unable to read the packages of our environment.
@@ -106,6 +107,47 @@ def test_an_ordinary_user_makes_sandboxes(python: str, home: Path) -> None:
     assert bomb.startswith("True [")
     assert "'pids'" in bomb
     assert left == "False"
+    shutil.rmtree(home)
+
+
+def test_an_ordinary_user_imports_forks_and_removes(python: str, home: Path) -> None:
+    """All files belong to the one user, who must be able to remove them whatever their modes."""
+    script = """
+    from sandboxd.images.importing import import_image
+    from sandboxd.images.store import ImageStore
+
+    async def main():
+        home = Path(sys.argv[2])
+        store = ImageStore(home / "images")
+        image = await import_image(store, str(home / "t.tar"), "t", print)
+        backend = NamespaceBackend(home / "state", NamespaceOptions(images_dir=store.root))
+        await backend.open()
+        try:
+            for name in (None, "t"):
+                template = Template("t", image=name)
+                box = await backend.create("one", template)
+                await run(box, b"sh", b"-c", b"mkdir -p d/e; echo x > d/e/f; chmod 0 d/e/f; chmod 555 d/e d")
+                forks = await backend.branch("one", template, "b")
+                fork = await backend.create("two", forks)
+                print((await run(fork, b"ls", b"-l", b"d/e"))[0].split()[2:3])
+                await backend.snapshot("two", forks, "kept")
+                for sandbox in ("one", "two"):
+                    await backend.destroy(sandbox)
+                await backend.prune("b")
+        finally:
+            await backend.close()
+        for name in ("t", "kept"):
+            store.forget(name)
+        print(store.collect(), len(list(store.layers.iterdir())), (home / "state").exists())
+    asyncio.run(main())
+    """
+    closed = directory("closed", mode=0o555)
+    (home / "t.tar").write_bytes(tar(*host_programs(), closed, entry("closed/file", b"x", mode=0)))
+    done = as_user(python, home, script)
+    assert done.returncode == 0, done.stderr
+    *_, first, second, end = done.stdout.splitlines()
+    assert first == second == "[b'----------']"
+    assert end == "5 0 False"
     shutil.rmtree(home)
 
 
