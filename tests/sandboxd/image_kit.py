@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sandboxd.images.importing import import_image
+from sandboxd.images.store import Image, ImageStore
+
 PROGRAMS = ("sh", "cat", "chmod", "env", "id", "ls", "mkdir", "rm", "stat", "touch", "true")
 
 
@@ -92,3 +95,16 @@ def _config(layers: list[bytes], env: Iterable[str]) -> bytes:
     return json.dumps(
         {"config": {"Env": list(env)}, "rootfs": {"type": "layers", "diff_ids": digests}}
     ).encode()
+
+
+async def imported(store: ImageStore, archive: bytes, name: str = "t") -> Image:
+    path = store.root.with_name("archive.tar")
+    path.write_bytes(archive)
+    return await import_image(store, str(path), name, print)
+
+
+def assert_untouched(store: ImageStore) -> None:
+    """A failed import leaves nothing but locks."""
+    assert store.names() == {}
+    assert list(store.layers.iterdir()) == []
+    assert [path for path in (store.root / "partial").iterdir() if path.suffix != ".lock"] == []
