@@ -30,7 +30,7 @@ from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
 from sandboxd.backends.sweeper import remove_tree
 from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
 
-VERSION = 1
+VERSION = 2
 CONTROL_SOCKET = "launcher.sock"
 GUEST_SOCKET = "guest.sock"
 GUEST_BACKLOG = 512

@@ -31,7 +31,7 @@ ROOM_BYTES = 64 << 20
 # tools of useradd leave free.
 UID_BASE = 1_879_048_192
 CONTROL_LINE_BYTES = 4 << 20
-VERSION = 1
+VERSION = 2
 LOCK_FILE, LOG_FILE = "launcher.lock", "launcher.log"
 # Stands for the packages, whose __init__ would load what a launcher must not carry, gRPC above all.
 BOOTSTRAP = """

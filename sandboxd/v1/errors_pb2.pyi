@@ -20,6 +20,8 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BACKEND_UNAVAILABLE: _ClassVar[ErrorReason]
     DRAINING: _ClassVar[ErrorReason]
     INTERNAL: _ClassVar[ErrorReason]
+    COMMAND_NOT_FOUND: _ClassVar[ErrorReason]
+    COMMAND_EXISTS: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 INVALID_REQUEST: ErrorReason
 POOL_NOT_FOUND: ErrorReason
@@ -34,3 +36,5 @@ SANDBOX_LOST: ErrorReason
 BACKEND_UNAVAILABLE: ErrorReason
 DRAINING: ErrorReason
 INTERNAL: ErrorReason
+COMMAND_NOT_FOUND: ErrorReason
+COMMAND_EXISTS: ErrorReason
