@@ -5,26 +5,45 @@ from __future__ import annotations
 from sandboxd import errors
 from sandboxd.client import Box, Client
 from sandboxd.interaction import Interaction
+from sandboxd.remote_commands import DetachedCommand
 from sandboxd.replies import Cut, ExecResult, SandboxInfo
 from sandboxd.sessions import Session, SessionResult
 from sandboxd.sync import SyncClient
-from sandboxd.types import ExitReason, FileInfo, FileKind, PoolStats
+from sandboxd.types import (
+    CommandInfo,
+    Exited,
+    ExitReason,
+    FileInfo,
+    FileKind,
+    Kept,
+    PoolStats,
+    Started,
+    Stderr,
+    Stdout,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Box",
     "Client",
+    "CommandInfo",
     "Cut",
+    "DetachedCommand",
     "ExecResult",
     "ExitReason",
+    "Exited",
     "FileInfo",
     "FileKind",
     "Interaction",
+    "Kept",
     "PoolStats",
     "SandboxInfo",
     "Session",
     "SessionResult",
+    "Started",
+    "Stderr",
+    "Stdout",
     "SyncClient",
     "__version__",
     "errors",

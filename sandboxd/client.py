@@ -26,6 +26,7 @@ from sandboxd.config import default_address
 from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
 from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
+from sandboxd.remote_commands import RemoteCommands
 from sandboxd.remote_files import RemoteFiles
 from sandboxd.replies import ExecResult, SandboxInfo
 from sandboxd.requests import CommandOptions, Word
@@ -215,7 +216,7 @@ class Acquisition:
             await self._box.release()
 
 
-class Box(RemoteFiles):
+class Box(RemoteFiles, RemoteCommands):
     """A leased sandbox. It is yours until `release`, or until the daemon has not heard of you for `ttl`."""
 
     def __init__(self, client: Client, name: str, ttl: float) -> None:

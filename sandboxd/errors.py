@@ -6,7 +6,9 @@
     │   ├── PoolNotFound
     │   ├── SandboxNotFound   never existed, or was released
     │   │   └── LeaseExpired  was yours until its time ran out
-    │   └── FileNotFound      no such path inside the sandbox
+    │   ├── FileNotFound      no such path inside the sandbox
+    │   └── CommandNotFound   no command of this id in the sandbox
+    ├── CommandExists         the id is another command's: attach to that one, or take another
     ├── FileFailed            the sandbox refused the file operation (TASK)
     ├── QueueFull             too many callers wait already: come back after `retry_after`
     ├── PoolFull              the pool may have no more sandboxes: release some
@@ -117,6 +119,22 @@ class FileNotFound(NotFound):
     reason = "FILE_NOT_FOUND"
     cause = Cause.TASK
     default_phase = Phase.FILE
+
+
+class CommandNotFound(NotFound):
+    """No command of this id in the sandbox: there never was one, or it was forgotten."""
+
+    reason = "COMMAND_NOT_FOUND"
+    cause = Cause.TASK
+    default_phase = Phase.EXEC
+
+
+class CommandExists(SandboxdError):
+    """A command of the sandbox has this id already, running or ended."""
+
+    reason = "COMMAND_EXISTS"
+    cause = Cause.TASK
+    default_phase = Phase.EXEC
 
 
 class FileFailed(SandboxdError):

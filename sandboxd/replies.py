@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from sandboxd.types import (
     POOL_PREFIX,
     SANDBOX_PREFIX,
+    CommandInfo,
     Event,
     Exited,
     ExitReason,
     FileInfo,
     FileKind,
+    Kept,
     PoolStats,
     Started,
     Stderr,
@@ -22,7 +24,10 @@ from sandboxd.v1 import sandbox_service_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`dropped` bytes are missing from an output, before the byte at index `at` of what is left."""
+    """`dropped` bytes are missing from an output, before the byte at index `at` of what is left.
+
+    Of a named command several parts may be missing: `at` is then the last place, and `dropped` counts all.
+    """
 
     at: int
     dropped: int
@@ -36,9 +41,9 @@ class Output:
         self.cut: Cut | None = None
 
     def add(self, piece: bytes, offset: int) -> None:
-        seen = len(self.data) + (self.cut.dropped if self.cut else 0)
-        if offset > seen:
-            self.cut = Cut(len(self.data), offset - seen)
+        dropped = self.cut.dropped if self.cut else 0
+        if offset > len(self.data) + dropped:
+            self.cut = Cut(len(self.data), offset - len(self.data))
         self.data += piece
 
 
@@ -128,6 +133,16 @@ def event(response: pb.ExecCommandResponse) -> Event:
             )
         case _:
             return Started()
+
+
+def command_info(reply: pb.CommandInfo) -> CommandInfo:
+    """One named command."""
+    running = reply.state == pb.CommandInfo.RUNNING
+    return CommandInfo(reply.command_id, running, _kept(reply.stdout), _kept(reply.stderr))
+
+
+def _kept(reply: pb.KeptOutput) -> Kept:
+    return Kept(reply.begin_offset, reply.end_offset)
 
 
 def file_info(reply: pb.FileInfo) -> FileInfo:

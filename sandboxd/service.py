@@ -18,7 +18,7 @@ from google.protobuf import empty_pb2
 from grpc_status import rpc_status
 
 from sandboxd import wire
-from sandboxd.backends.base import Execution, Files
+from sandboxd.backends.base import Commands, Execution, Files
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, InvalidRequest, PoolNotFound, SandboxdError, SandboxNotFound
 from sandboxd.fleet import Sandbox
@@ -211,6 +211,33 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
                 talking.cancel()
                 await asyncio.wait([talking])
 
+    @streaming
+    async def AttachCommand(
+        self, request: pb.AttachCommandRequest, context: Context
+    ) -> AsyncIterator[pb.ExecCommandResponse]:
+        commands, offsets = self._commands(request.name), wire.offsets(request)
+        async with commands.attach(wire.command_id(request.command_id), **offsets) as events:
+            async for event in events:
+                yield wire.event(event)
+
+    @unary
+    async def SignalCommand(self, request: pb.SignalCommandRequest, context: Context) -> empty_pb2.Empty:
+        number = wire.signal_number(request.signal)
+        await self._commands(request.name).signal(wire.command_id(request.command_id), number)
+        return empty_pb2.Empty()
+
+    @unary
+    async def ListCommands(
+        self, request: pb.ListCommandsRequest, context: Context
+    ) -> pb.ListCommandsResponse:
+        known = await self._commands(request.name).known()
+        return pb.ListCommandsResponse(commands=[wire.command_info(info) for info in known])
+
+    @unary
+    async def ForgetCommand(self, request: pb.ForgetCommandRequest, context: Context) -> empty_pb2.Empty:
+        await self._commands(request.name).forget(wire.command_id(request.command_id))
+        return empty_pb2.Empty()
+
     @unary
     async def WriteFile(
         self, requests: AsyncIterator[pb.WriteFileRequest], context: Context
@@ -265,6 +292,10 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     ) -> AsyncIterator[pb.DownloadTreeResponse]:
         async for data in self._files(request.name).pack(wire.path(request.path)):
             yield pb.DownloadTreeResponse(data=data)
+
+    def _commands(self, name: str) -> Commands:
+        pool, sandbox_id = self._pools.holding(name)
+        return pool.connection(sandbox_id).commands
 
     def _files(self, name: str) -> Files:
         pool, sandbox_id = self._pools.holding(name)

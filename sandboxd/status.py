@@ -19,6 +19,8 @@ CODES: dict[type[errors.SandboxdError], grpc.StatusCode] = {
     errors.SandboxNotFound: grpc.StatusCode.NOT_FOUND,
     errors.LeaseExpired: grpc.StatusCode.NOT_FOUND,
     errors.FileNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.CommandNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.CommandExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.FileFailed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.PoolFull: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from sandboxd.client import Box, Client
+from sandboxd.remote_commands import DetachedCommand
 from sandboxd.replies import ExecResult
 from sandboxd.sessions import Session, SessionResult
-from sandboxd.types import FileInfo, PoolStats
+from sandboxd.types import CommandInfo, Event, FileInfo, PoolStats
 
 Result = TypeVar("Result")
 
@@ -87,6 +88,22 @@ class SyncBox:
         """Runs a command to its end and returns all it printed."""
         return self._client.run(self._box.exec(argv, **options))
 
+    def start(self, argv: list[Any], **options: Any) -> SyncCommand:
+        """Starts a command that goes on by itself."""
+        return SyncCommand(self._client, self._client.run(self._box.start(argv, **options)))
+
+    def command(self, command_id: str) -> SyncCommand:
+        """The command of an id."""
+        return SyncCommand(self._client, self._box.command(command_id))
+
+    def attach(self, command_id: str, **offsets: int) -> Iterator[Event]:
+        """Yields what the command of an id told and will tell."""
+        return self.command(command_id).attach(**offsets)
+
+    def list_commands(self) -> list[CommandInfo]:
+        """The commands with an id that run or are kept."""
+        return self._client.run(self._box.list_commands())
+
     @contextlib.contextmanager
     def fork(self, count: int, **options: Any) -> Iterator[list[SyncBox]]:
         """Sandboxes that begin with this one's files, for the block."""
@@ -138,6 +155,35 @@ class SyncBox:
         self._client.run(self._box.download_tree(path, target))
 
 
+class SyncCommand:
+    """A command by its id; see `DetachedCommand`."""
+
+    def __init__(self, client: SyncClient, command: DetachedCommand) -> None:
+        self._client, self._command = client, command
+        self.id = command.id
+
+    def attach(self, **offsets: int) -> Iterator[Event]:
+        """Yields what it told and will tell, `Exited` last."""
+        events = self._command.attach(**offsets)
+        try:
+            while (event := self._client.run(_next(events))) is not None:
+                yield event
+        finally:
+            self._client.run(_close(events))
+
+    def wait(self) -> ExecResult:
+        """Waits for its end."""
+        return self._client.run(self._command.wait())
+
+    def signal(self, number: int) -> None:
+        """Signals its process group."""
+        self._client.run(self._command.signal(number))
+
+    def forget(self) -> None:
+        """Frees its id; ends it if it still runs."""
+        self._client.run(self._command.forget())
+
+
 class SyncSession:
     """An interpreter that stays; see `Session`."""
 
@@ -151,3 +197,11 @@ class SyncSession:
 
 async def _wait_for(future: asyncio.Future[Result]) -> Result:
     return await future
+
+
+async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
+    return await anext(events, None)
+
+
+async def _close(events: AsyncGenerator[Event, None]) -> None:
+    await events.aclose()

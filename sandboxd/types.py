@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 SANDBOX_PREFIX = "sandboxes/"
 POOL_PREFIX = "pools/"
 POOL_ID = re.compile(r"[a-z][a-z0-9-]{0,62}")
+COMMAND_ID = POOL_ID
 
 
 class Network(enum.StrEnum):
@@ -81,6 +82,9 @@ class Command:
     many bytes of each stream come at the stream's end, at their offset. `terminal` is its size in rows and
     columns: the command then runs on one, stdout carries all that it shows, and its input's end types Ctrl-D.
     `interactive`: the caller of `exec` writes the input, so `stdin` is empty.
+
+    `id` names it: its output is then kept, bounded, for whoever attaches to it, and waits for no reader; one
+    that falls behind sees a hole between offsets. `detached`: it outlives the `exec` that started it.
     """
 
     argv: tuple[bytes, ...]
@@ -92,6 +96,8 @@ class Command:
     output_tail: int = 0
     terminal: tuple[int, int] | None = None
     interactive: bool = False
+    id: str = ""
+    detached: bool = False
 
 
 class ExitReason(enum.StrEnum):
@@ -144,6 +150,24 @@ class Exited:
 
 
 Event = Started | Stdout | Stderr | Exited
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of one stream: the offset of the oldest byte, and the one after the newest."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandInfo:
+    """A named command: whether it runs, and what is kept of its output."""
+
+    id: str
+    running: bool
+    stdout: Kept
+    stderr: Kept
 
 
 class FileKind(enum.StrEnum):

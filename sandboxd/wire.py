@@ -11,12 +11,15 @@ from sandboxd.errors import InvalidRequest
 from sandboxd.fleet import Sandbox
 from sandboxd.pool import Pool
 from sandboxd.types import (
+    COMMAND_ID,
     POOL_PREFIX,
     SANDBOX_PREFIX,
     Command,
+    CommandInfo,
     Event,
     Exited,
     FileInfo,
+    Kept,
     PoolStats,
     Started,
     Stderr,
@@ -92,6 +95,10 @@ def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Com
         raise InvalidRequest("argv[0] is empty: name the program to run")
     if interactive and request.stdin:
         raise InvalidRequest("start.stdin must be empty: its input follows in messages of its own")
+    if interactive and (request.command_id or request.detached):
+        raise InvalidRequest("start.command_id must be empty: ExecCommand starts named commands")
+    if request.detached and not request.command_id:
+        raise InvalidRequest("a detached command needs a command_id: nobody could find it again")
     stdin(request.stdin)
     for entry in request.env:
         if not entry.name or b"=" in entry.name or b"\0" in entry.name + entry.value:
@@ -116,6 +123,8 @@ def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Com
         output_tail=request.output_tail_bytes,
         terminal=terminal_size(request.terminal) if request.HasField("terminal") else None,
         interactive=interactive,
+        id=command_id(request.command_id) if request.command_id else "",
+        detached=request.detached,
     )
 
 
@@ -127,6 +136,20 @@ def bounded_command(request: pb.ExecCommandRequest) -> Command:
             " for RunCommand; ExecCommand takes more, or none"
         )
     return command(request)
+
+
+def command_id(value: str) -> str:
+    if not COMMAND_ID.fullmatch(value):
+        raise InvalidRequest(
+            f"command_id {value[:80]!r} must be a lower-case letter and at most 62 more, digits or dashes"
+        )
+    return value
+
+
+def offsets(request: pb.AttachCommandRequest) -> dict[str, int]:
+    if request.stdout_offset < 0 or request.stderr_offset < 0:
+        raise InvalidRequest("stdout_offset and stderr_offset must not be negative")
+    return {"stdout_offset": request.stdout_offset, "stderr_offset": request.stderr_offset}
 
 
 def stdin(value: bytes) -> bytes:
@@ -242,6 +265,19 @@ def file_info(value: FileInfo) -> pb.FileInfo:
         modify_time=timestamp(min(max(value.modified, FIRST_SECOND), LAST_SECOND)),
         link_target=value.target,
     )
+
+
+def command_info(value: CommandInfo) -> pb.CommandInfo:
+    return pb.CommandInfo(
+        command_id=value.id,
+        state=pb.CommandInfo.RUNNING if value.running else pb.CommandInfo.EXITED,
+        stdout=_kept(value.stdout),
+        stderr=_kept(value.stderr),
+    )
+
+
+def _kept(value: Kept) -> pb.KeptOutput:
+    return pb.KeptOutput(begin_offset=value.begin, end_offset=value.end)
 
 
 def event(value: Event) -> pb.ExecCommandResponse:

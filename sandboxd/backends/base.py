@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from sandboxd.types import Capabilities, Command, Event, FileInfo, Template
+from sandboxd.types import Capabilities, Command, CommandInfo, Event, FileInfo, Template
 
 
 class Execution(Protocol):
@@ -80,6 +80,34 @@ class Files(Protocol):
         ...
 
 
+class Commands(Protocol):
+    """The named commands of one sandbox: those that were started with a `Command.id`.
+
+    All raise SandboxLost; those that take an id CommandNotFound; InvalidRequest where the backend has none.
+    """
+
+    def attach(
+        self, command_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0
+    ) -> AbstractAsyncContextManager[AsyncIterable[Event]]:
+        """What `exec` told and will tell, output from these offsets on or the oldest that is kept.
+
+        Leaving the context leaves the command as it is. A reader that does not read delays nobody.
+        """
+        ...
+
+    async def signal(self, command_id: str, number: int) -> None:
+        """As `Execution.signal`; nothing once the command has ended."""
+        ...
+
+    async def known(self) -> list[CommandInfo]:
+        """Those that run or are kept, the ended ones in the order of their ends."""
+        ...
+
+    async def forget(self, command_id: str) -> None:
+        """Frees the id and what is kept; a command that runs is killed with its whole process tree."""
+        ...
+
+
 class Connection(Protocol):
     """A way into one running sandbox. Any number of commands may run through it at once."""
 
@@ -88,7 +116,9 @@ class Connection(Protocol):
 
         Leaving the context before that kills the command's whole process tree. A reader that does not
         read delays this command alone. Raises SandboxLost when the sandbox is gone, InvalidRequest for
-        a terminal where the backend has none.
+        a terminal or a named command where the backend has none; the events raise CommandExists.
+
+        A named command waits for no reader, and one that is `detached` is not killed.
         """
         ...
 
@@ -99,6 +129,11 @@ class Connection(Protocol):
     @property
     def files(self) -> Files:
         """Its files."""
+        ...
+
+    @property
+    def commands(self) -> Commands:
+        """Its named commands."""
         ...
 
     async def wait_lost(self) -> str:

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sandboxd.backends.channel import Broken, Channel, dial
+from sandboxd.backends.guest_commands import GuestCommands
+from sandboxd.backends.guest_execution import GuestExecution
 from sandboxd.backends.guest_files import GuestFiles
 from sandboxd.errors import InvalidRequest, Phase, SandboxLost
 from sandboxd.guest import wire
-from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
+from sandboxd.types import Command, Template
 
 DEFAULT_ENV = {
     b"PATH": b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     b"HOME": b"/workspace",
     b"LANG": b"C.UTF-8",
 }
-# A guest owes the end of a command this long after its timeout, when nothing holds up its output.
-GUEST_SLACK_SECONDS = 15.0
 # How long a broken connection waits to hear from elsewhere what the sandbox died of.
 CAUSE_SECONDS = 1.0
-# No command of a sandbox has run for longer.
-LONGEST_SECONDS = 1e9
 
 
 class GuestConnection:
@@ -56,23 +52,39 @@ class GuestConnection:
         self._lost = asyncio.get_running_loop().create_future() if lost is None else lost
         self._lost.add_done_callback(lambda _: self._drop_spare())
         self.files = GuestFiles(self.channel, self.absolute)
+        self.commands = GuestCommands(self.channel, self.cause)
 
     # -- commands
 
     @contextlib.asynccontextmanager
-    async def exec(self, command: Command) -> AsyncIterator[_Execution]:
+    async def exec(self, command: Command) -> AsyncIterator[GuestExecution]:
         """See `base.Connection.exec`. Raises also InvalidRequest for what no kernel takes."""
-        first = wire.frame(wire.EXEC, self._request(command).pack())
-        small = len(command.stdin) <= wire.PIECE
+        first, later = self._first(command), b"" if command.id else command.stdin
+        small = len(later) <= wire.PIECE
         async with self.channel(Phase.EXEC) as channel:
-            await channel.send(first + _stdin(command.stdin) if small and command.stdin else first)
-            feeder = None if small else asyncio.create_task(_feed(channel, command.stdin))
+            await channel.send(first + _stdin(later) if small and later else first)
+            feeder = None if small else asyncio.create_task(_feed(channel, later))
             try:
-                yield _Execution(self, channel, command)
+                yield GuestExecution(channel, self.cause, command)
             finally:
                 if feeder is not None:
                     feeder.cancel()
                     await asyncio.wait([feeder])
+
+    def _first(self, command: Command) -> bytes:
+        """The frame that starts a command; a named one takes its standard input along."""
+        request = self._request(command)
+        if not command.id:
+            kind, payload = wire.EXEC, request.pack()
+        else:
+            named = wire.NamedRequest(command.id.encode(), request, command.stdin, detached=command.detached)
+            kind, payload = wire.START, named.pack()
+        if len(payload) > wire.MAX_REQUEST:
+            what = "argv, environment and stdin" if command.id else "argv and environment"
+            raise InvalidRequest(
+                f"{what} take {len(payload)} bytes, at most {wire.MAX_REQUEST} fit", phase=Phase.EXEC
+            )
+        return wire.frame(kind, payload)
 
     def _request(self, command: Command) -> wire.ExecRequest:
         env = {**DEFAULT_ENV, **self._template.env, **command.env}
@@ -90,10 +102,6 @@ class GuestConnection:
         request.has_stdin = bool(command.stdin) or command.interactive
         if command.terminal is not None:
             request.terminal = command.terminal
-        if (size := len(request.pack())) > wire.MAX_REQUEST:
-            raise InvalidRequest(
-                f"argv and environment take {size} bytes, at most {wire.MAX_REQUEST} fit", phase=Phase.EXEC
-            )
         return request
 
     # -- the sandbox itself
@@ -168,105 +176,6 @@ class GuestConnection:
 
     def _loss(self, why: str, phase: Phase) -> SandboxLost:
         return SandboxLost(f"sandbox {self._sandbox_id} died: {why}", phase=phase)
-
-
-class _Execution:
-    """Implements `base.Execution`: what the caller says as frames, and the guest's frames as events, checked:
-    one start, offsets without a gap but for the one before a tail, one end.
-    """
-
-    def __init__(self, owner: GuestConnection, channel: Channel, command: Command) -> None:
-        self._owner = owner
-        self._channel = channel
-        self._end_by: float | None = None
-        if command.timeout is not None:
-            self._end_by = time.monotonic() + command.timeout + GUEST_SLACK_SECONDS
-        self._offsets = {wire.STDOUT: 0, wire.STDERR: 0}
-        self._uncut = set(self._offsets) if command.output_tail else set()
-        self._room: float = math.inf
-        if command.output_limit is not None:
-            self._room = command.output_limit + 2 * command.output_tail
-        self._started = False
-        self._ended = False
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._ended:
-            raise StopAsyncIteration
-        try:
-            event = self._event(*await self._frame())
-        except (Broken, wire.Malformed) as error:
-            raise await self._owner.cause(error, Phase.EXEC) from error
-        self._ended = isinstance(event, Exited)
-        return event
-
-    async def write(self, data: bytes) -> None:
-        """See `base.Execution`."""
-        for start in range(0, len(data), wire.PIECE):
-            await self._tell(wire.STDIN, data[start : start + wire.PIECE])
-
-    async def end_input(self) -> None:
-        """See `base.Execution`."""
-        await self._tell(wire.STDIN)
-
-    async def signal(self, number: int) -> None:
-        """See `base.Execution`."""
-        await self._tell(wire.SIGNAL, wire.SIGNAL_FIELDS.pack(number))
-
-    async def resize(self, rows: int, columns: int) -> None:
-        """See `base.Execution`."""
-        await self._tell(wire.RESIZE, wire.SIZE_FIELDS.pack(rows, columns))
-
-    async def _tell(self, kind: int, payload: bytes = b"") -> None:
-        if not self._ended:
-            with contextlib.suppress(Broken):
-                await self._channel.send(wire.frame(kind, payload))
-
-    async def _frame(self) -> tuple[int, bytes]:
-        if self._end_by is None:
-            return await self._channel.frame()
-        # Not before the slack from now: a slow reader may have held up the frames itself.
-        patience = max(self._end_by - time.monotonic(), GUEST_SLACK_SECONDS)
-        try:
-            async with asyncio.timeout(patience):
-                return await self._channel.frame()
-        except TimeoutError as error:
-            raise wire.Malformed("a command did not end after its timeout") from error
-
-    def _event(self, kind: int, payload: bytes) -> Event:
-        if kind == wire.STARTED and not self._started:
-            self._started = True
-            return Started()
-        if kind in self._offsets and self._started and len(payload) > wire.OFFSET.size:
-            return self._output(kind, payload)
-        if kind == wire.EXITED and len(payload) >= wire.EXITED_FIELDS.size:
-            return self._exited(payload)
-        raise wire.Malformed(f"frame {kind} of {len(payload)} bytes is out of place")
-
-    def _output(self, kind: int, payload: bytes) -> Event:
-        (offset,) = wire.OFFSET.unpack_from(payload)
-        expected = self._offsets[kind]
-        if offset > expected and kind in self._uncut:
-            self._uncut.discard(kind)
-        elif offset != expected:
-            raise wire.Malformed(f"output at offset {offset} where {expected} is next")
-        data = payload[wire.OFFSET.size :]
-        self._offsets[kind] = offset + len(data)
-        self._room -= len(data)
-        if self._room < 0 or self._offsets[kind] > wire.LARGEST:
-            raise wire.Malformed("more output than the command's limit")
-        return Stdout(data, offset) if kind == wire.STDOUT else Stderr(data, offset)
-
-    def _exited(self, payload: bytes) -> Event:
-        reason, code, number, wall, cpu = wire.EXITED_FIELDS.unpack_from(payload)
-        if reason >= len(wire.REASONS) or self._started == (wire.REASONS[reason] == "NOT_STARTED"):
-            raise wire.Malformed(f"an end of kind {reason} is out of place")
-        if not (0 <= wall <= LONGEST_SECONDS and 0 <= cpu <= LONGEST_SECONDS):
-            raise wire.Malformed(f"an end after {wall} s, {cpu} s of them computing")
-        detail = payload[wire.EXITED_FIELDS.size :].decode(errors="replace")
-        return Exited(ExitReason[wire.REASONS[reason]], code, number, wall, cpu, detail)
 
 
 def _stdin(data: bytes) -> bytes:

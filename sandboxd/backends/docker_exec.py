@@ -12,7 +12,8 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import docker.errors
 
@@ -21,7 +22,17 @@ from sandboxd.backends.engine import Engine, EngineRefused
 from sandboxd.backends.engine_exec import STDERR, STDOUT, EngineExec
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost
 from sandboxd.guest.output import Budget, Trimmer
-from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
+from sandboxd.types import (
+    Command,
+    CommandInfo,
+    Event,
+    Exited,
+    ExitReason,
+    Started,
+    Stderr,
+    Stdout,
+    Template,
+)
 
 # Every process of a command inherits this variable: how a kill finds those that left its group.
 MARK = "SANDBOXD_COMMAND"
@@ -47,12 +58,15 @@ class ExecConnection:
         self._template = template
         self.memory_limit = template.limits.memory_bytes
         self.files = ExecFiles(self.start)
+        self.commands = NoCommands()
 
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[_Run]:
-        """See `Connection`. Raises InvalidRequest for a terminal, and for what is not UTF-8."""
+        """See `Connection`. Raises InvalidRequest for a terminal, a named command, and what is not UTF-8."""
         if command.terminal is not None:
             raise InvalidRequest("a terminal needs an image with python3", phase=Phase.EXEC)
+        if command.id:
+            raise NoCommands.refusal(command.id)
         run = _Run(self, command)
         await run.start()
         try:
@@ -119,6 +133,33 @@ class ExecConnection:
         if command.cwd is not None:
             cwd = os.path.join(cwd, command.cwd)  # noqa: PTH118 - bytes
         return argv, pairs, text(cwd)
+
+
+class NoCommands:
+    """Implements `base.Commands` where no guest keeps what commands print: by refusing all but the list."""
+
+    @staticmethod
+    def refusal(command_id: str) -> InvalidRequest:
+        """Why nothing can be named here."""
+        return InvalidRequest(
+            f"command_id {command_id!r}: named commands need an image with python3", phase=Phase.EXEC
+        )
+
+    def attach(self, command_id: str, **_offsets: int) -> AbstractAsyncContextManager[AsyncIterable[Event]]:
+        """Raises InvalidRequest."""
+        raise self.refusal(command_id)
+
+    async def signal(self, command_id: str, _number: int) -> None:
+        """Raises InvalidRequest."""
+        raise self.refusal(command_id)
+
+    async def known(self) -> list[CommandInfo]:
+        """There are none."""
+        return []
+
+    async def forget(self, command_id: str) -> None:
+        """Raises InvalidRequest."""
+        raise self.refusal(command_id)
 
 
 class _Run:

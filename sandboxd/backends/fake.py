@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandboxd.backends.base import Execution
+from sandboxd.backends.fake_commands import FakeCommands
 from sandboxd.backends.host_files import HostFiles
 from sandboxd.backends.host_process import HostProcess
 from sandboxd.clock import Clock, MonotonicClock
@@ -150,6 +151,7 @@ class FakeConnection:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._processes: set[HostProcess] = set()
         self.files = HostFiles(self._place)
+        self.commands = FakeCommands(self._check)
 
     def die(self, why: str) -> None:
         """Ends the sandbox under whoever uses it."""
@@ -157,10 +159,12 @@ class FakeConnection:
             self._lost.set_result(why)
         for process in self._processes:
             process.kill_tree()
+        self.commands.kill()
 
     async def end(self) -> None:
         """Kills what runs and removes the sandbox's directory."""
         self.die("destroyed")
+        await self.commands.end()
         if self._made_home is not None:
             await asyncio.to_thread(shutil.rmtree, self._made_home, ignore_errors=True)
 
@@ -182,7 +186,7 @@ class FakeConnection:
         self._check()
 
     @contextlib.asynccontextmanager
-    async def exec(self, command: Command) -> AsyncIterator[_Checked]:
+    async def exec(self, command: Command) -> AsyncIterator[Execution]:
         self._check()
         if command.terminal is not None:
             raise InvalidRequest("the fake backend has no terminals; use another", phase=Phase.EXEC)
@@ -190,10 +194,14 @@ class FakeConnection:
             self.die("the script says that it dies under this command")
             self._check()
         process = HostProcess(command, self._template.env, self._directory(command.cwd))
+        if command.id:
+            async with self.commands.start(command, process) as execution:
+                yield execution
+            return
         self._processes.add(process)
         try:
-            async with process.running() as execution:
-                yield _Checked(execution, self._check)
+            async with process.running() as running:
+                yield _Checked(running, self._check)
         finally:
             self._processes.discard(process)
 

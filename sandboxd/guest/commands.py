@@ -1,4 +1,4 @@
-"""One command: its process, its two streams and its end, told to the daemon in the order they happened."""
+"""One command: its process, its two streams and its end, told to an outlet in the order they happened."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from sandboxd.guest import wire
 from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
 from sandboxd.guest.memory import Memory
+from sandboxd.guest.outlet import Direct, Outlet
 from sandboxd.guest.output import Budget, Trimmer
 from sandboxd.guest.peer import Operation, Peer
 from sandboxd.guest.spawner import Ends, Spawner, resize
@@ -53,24 +54,27 @@ class CommandTable:
         self._running: dict[int, Running] = {}
 
     def begin(self, peer: Peer, payload: bytes) -> Operation:
-        """Starts a command, or says on `peer` why it was not. Raises wire.Malformed."""
-        request = wire.ExecRequest.unpack(payload)
+        """The command of one connection, which ends with it. Raises wire.Malformed."""
+        return self.start(wire.ExecRequest.unpack(payload), Direct(peer)) or Operation()
+
+    def start(self, request: wire.ExecRequest, outlet: Outlet) -> Running | None:
+        """Starts a command, or tells `outlet` why it was not. Raises wire.Malformed."""
         try:
             ends = self.spawner.connect(request)
         except OSError as error:
-            peer.send(_not_started(request, error))
-            return Operation()
+            outlet.ended(_not_started(request, error))
+            return None
         try:
             pid, tag = self.spawner.spawn(request, ends)
         except OSError as error:
             ends.close()
-            peer.send(_not_started(request, error))
-            return Operation()
+            outlet.ended(_not_started(request, error))
+            return None
         except ValueError as error:
             ends.close()
             raise wire.Malformed(str(error)) from error
         ends.spawned()
-        running = Running(self, peer, request, pid, tag)
+        running = Running(self, outlet, request, pid, tag)
         self._running[pid] = running
         running.connect(ends)
         return running
@@ -104,14 +108,14 @@ def _exited(
 
 
 class Running(Operation):
-    """A command that was started; an operation of its connection."""
+    """A command that was started; the operation of its connection, unless it is a named one."""
 
     def __init__(
-        self, table: CommandTable, peer: Peer, request: wire.ExecRequest, pid: int, tag: int
+        self, table: CommandTable, outlet: Outlet, request: wire.ExecRequest, pid: int, tag: int
     ) -> None:
         self._table = table
         self._loop = table.loop
-        self._peer = peer
+        self._outlet = outlet
         self._pid = pid
         self._tag = tag
         limit = request.output_limit if request.output_limit >= 0 else None
@@ -136,8 +140,8 @@ class Running(Operation):
             self._timers.append(self._loop.after(request.timeout, lambda: self.kill("TIMED_OUT")))
 
     def connect(self, ends: Ends) -> None:
-        """Tells the daemon that the command runs, and watches its ends."""
-        self._peer.send(wire.frame(wire.STARTED, struct.pack("!I", self._pid)))
+        """Tells that the command runs, and watches its ends."""
+        self._outlet.started(self._pid)
         self._streams = [Stream(kind, fd, self._budget) for kind, fd in ends.outputs]
         for stream in self._streams:
             os.set_blocking(stream.fd, False)
@@ -197,15 +201,7 @@ class Running(Operation):
             self._loop.watch(self._stdin, OUT, self._feed)
         else:
             self._loop.unwatch(self._stdin)
-        self._pause_input()
-
-    def _pause_input(self) -> None:
-        full = len(self._input) >= STDIN_AHEAD
-        if full and not self._peer.paused:
-            self._peer.paused = True
-            self._peer.update()
-        elif not full and self._peer.paused:
-            self._peer.resume()
+        self._outlet.hold_input(len(self._input) >= STDIN_AHEAD)
 
     def _close_stdin(self) -> None:
         self._loop.unwatch(self._stdin)
@@ -218,7 +214,7 @@ class Running(Operation):
         self._finish_if_done()
 
     def closed(self) -> None:
-        """The daemon let go: the command and all that it started must end."""
+        """Nobody wants it any more: the command and all that it started must end."""
         if not self._over:
             self._discard_output()
             self.kill("SIGNALED")
@@ -228,7 +224,7 @@ class Running(Operation):
     def _watch_streams(self) -> None:
         for stream in self._streams:
             # A mask of 0 would still report hang-ups, in a tight loop: the watch is taken off instead.
-            if self._peer.congested:
+            if self._outlet.congested:
                 self._loop.unwatch(stream.fd)
             else:
                 self._loop.watch(stream.fd, IN, self._reader(stream))
@@ -237,7 +233,7 @@ class Running(Operation):
         return lambda mask: self._read(stream) if mask & (IN | GONE) else None
 
     def _read(self, stream: Stream) -> None:
-        if stream not in self._streams or self._peer.congested:
+        if stream not in self._streams or self._outlet.congested:
             return
         size = wire.PIECE if stream.last_bytes is None else min(wire.PIECE, stream.last_bytes)
         try:
@@ -253,7 +249,7 @@ class Running(Operation):
         if not data or stream.last_bytes == 0:
             self._send_tail(stream)
             self._close_stream(stream)
-        if self._peer.congested:
+        if self._outlet.congested:
             self._watch_streams()
         self._finish_if_done()
 
@@ -273,7 +269,7 @@ class Running(Operation):
 
     def _send(self, stream: Stream, offset: int, data: bytes) -> None:
         if data:
-            self._peer.send(wire.frame(stream.kind, wire.OFFSET.pack(offset), data))
+            self._outlet.output(stream.kind, offset, data)
 
     def _close_stream(self, stream: Stream) -> None:
         if stream not in self._streams:
@@ -343,10 +339,9 @@ class Running(Operation):
         self._cancel_timers()
         if self._stdin >= 0:
             self._close_stdin()
-        self._peer.send(self._ending(self._status))
+        self._outlet.ended(self._ending(self._status))
         del self._input[:]
-        if self._peer.paused:
-            self._peer.resume()
+        self._outlet.hold_input(False)
 
     def _ending(self, status: int) -> bytes:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 
-from sandboxd.guest import transfer, wire
+from sandboxd.guest import named, transfer, wire
 from sandboxd.guest.commands import CommandTable
 from sandboxd.guest.loop import IN, Loop
 from sandboxd.guest.memory import Memory
@@ -30,6 +30,7 @@ class Guest:
         self._loop = Loop()
         self._listener = listener
         self._table = CommandTable(self._loop, Spawner(oom_score_fd=oom_score_fd), memory)
+        self._named = named.NamedCommands(self._table)
         self._watch_signals()
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), IN, self._accept)
@@ -76,6 +77,8 @@ class Guest:
             return None
         if kind == wire.WATCH:
             return None
+        if kind in named.KINDS:
+            return self._named.begin(peer, kind, payload)
         return transfer.begin(peer, kind, payload)
 
 

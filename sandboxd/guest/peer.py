@@ -82,8 +82,10 @@ class Peer:
             return
         self._loop.unwatch(self._sock.fileno())
         self._sock.close()
-        if self.operation is not None:
-            self.operation.closed()
+        # No cycle of references: what an operation holds is freed with it, not when the collector comes by.
+        operation, self.operation = self.operation, None
+        if operation is not None:
+            operation.closed()
 
     def _ready(self, mask: int) -> None:
         try:

@@ -19,7 +19,7 @@ def begin(peer: Peer, kind: int, payload: bytes) -> Operation:
     try:
         return _begin(peer, kind, payload)
     except OSError as error:
-        return _failure(peer, error)
+        return failure(peer, error)
 
 
 def _begin(peer: Peer, kind: int, payload: bytes) -> Operation:
@@ -53,7 +53,7 @@ def _path(path: bytes) -> bytes:
     return path
 
 
-def _failure(peer: Peer, error: OSError) -> Operation:
+def failure(peer: Peer, error: OSError) -> Operation:
     """Tells the daemon that the operation failed; what it still sends falls."""
     message = (error.strerror or str(error)).encode(errors="surrogateescape")[:MESSAGE_BYTES]
     peer.send(wire.frame(wire.ERROR, wire.ERROR_FIELDS.pack(error.errno or errno.EIO), message))
@@ -77,7 +77,7 @@ class Receiver(Operation):
             count = self._sink.finish()
         except OSError as error:
             self.closed()
-            self._peer.operation = _failure(self._peer, error)
+            self._peer.operation = failure(self._peer, error)
             return
         self._peer.operation = Operation()
         self._peer.send(wire.frame(wire.DONE, wire.OFFSET.pack(count)))
@@ -102,7 +102,7 @@ class Sender(Operation):
             piece = next(self._pieces, None)
         except OSError as error:
             self._peer.want_drained = False
-            self._peer.operation = _failure(self._peer, error)
+            self._peer.operation = failure(self._peer, error)
             return
         if piece is None:
             self._peer.want_drained = False

@@ -22,10 +22,18 @@ INFO_FIELDS = struct.Struct("!BIQqHI")
 SIGNAL_FIELDS = struct.Struct("!I")
 # Rows and columns.
 SIZE_FIELDS = struct.Struct("!HH")
+# Whether it is detached, and the lengths of its id and its standard input.
+NAMED_FIELDS = struct.Struct("!BBI")
+# Offsets in stdout and stderr.
+ATTACH_FIELDS = struct.Struct("!QQ")
+# Whether it runs, what is kept of stdout and of stderr (from, to), and the length of its id.
+NAMED_INFO_FIELDS = struct.Struct("!BQQQQB")
 
 # What the daemon sends.
 EXEC, STDIN, WRITE, READ, PING, WATCH, SIGNAL, RESIZE = b"EIWRPVKG"
 STAT, LIST, REMOVE, PACK, UNPACK = b"TLMAU"
+# Of named commands.
+START, ATTACH, SEND_SIGNAL, COMMANDS, FORGET = b"BHQCF"
 # What both send: a piece of a file; an empty one ends it.
 DATA = ord("D")
 # What the guest sends.
@@ -182,3 +190,64 @@ class ExecRequest:
         request.timeout, request.output_limit, request.has_stdin = timeout, output_limit, bool(has_stdin)
         request.output_tail, request.terminal = output_tail, (rows, columns)
         return request
+
+
+class NamedRequest:
+    """A command with an id. Its whole standard input comes along: who starts it may leave at once."""
+
+    __slots__ = ("command", "detached", "id", "stdin")
+
+    def __init__(self, name: bytes, command: ExecRequest, stdin: bytes, *, detached: bool) -> None:
+        self.id = name
+        self.command = command
+        self.stdin = stdin
+        self.detached = detached
+
+    def pack(self) -> bytes:
+        """The payload of a START frame."""
+        fields = NAMED_FIELDS.pack(self.detached, len(self.id), len(self.stdin))
+        return fields + self.id + self.stdin + self.command.pack()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> NamedRequest:
+        """Raises Malformed."""
+        try:
+            detached, id_length, stdin_length = NAMED_FIELDS.unpack_from(payload)
+        except struct.error as error:
+            raise Malformed("a start request is too short") from error
+        begin = NAMED_FIELDS.size + id_length
+        end = begin + stdin_length
+        command = ExecRequest.unpack(payload[end:])
+        return cls(payload[NAMED_FIELDS.size : begin], command, payload[begin:end], detached=bool(detached))
+
+
+class NamedInfo:
+    """A named command as it is listed; `kept` bounds what is kept: of stdout from, to, of stderr from, to."""
+
+    __slots__ = ("id", "kept", "running")
+
+    def __init__(self, name: bytes, kept: tuple[int, ...], *, running: bool) -> None:
+        self.id = name
+        self.running = running
+        self.kept = kept
+
+    def pack(self) -> bytes:
+        """Part of the payload of a DATA frame."""
+        return NAMED_INFO_FIELDS.pack(self.running, *self.kept, len(self.id)) + self.id
+
+    @classmethod
+    def unpack_all(cls, payload: bytes) -> list[NamedInfo]:
+        """Those that fill a payload. Raises Malformed."""
+        found = []
+        start = 0
+        while start < len(payload):
+            if start + NAMED_INFO_FIELDS.size > len(payload):
+                raise Malformed("a named command ends early")
+            running, *kept, length = NAMED_INFO_FIELDS.unpack_from(payload, start)
+            start += NAMED_INFO_FIELDS.size + length
+            name = payload[start - length : start]
+            ordered = kept[0] <= kept[1] <= LARGEST and kept[2] <= kept[3] <= LARGEST
+            if start > len(payload) or not ordered:
+                raise Malformed("a named command that is none")
+            found.append(cls(name, tuple(kept), running=bool(running)))
+        return found

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sandboxd/v1/errors.proto\x12\x0bsandboxd.v1*\xb2\x02\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0fINVALID_REQUEST\x10\x01\x12\x12\n\x0ePOOL_NOT_FOUND\x10\x02\x12\x15\n\x11SANDBOX_NOT_FOUND\x10\x03\x12\x11\n\rLEASE_EXPIRED\x10\x04\x12\x12\n\x0e\x46ILE_NOT_FOUND\x10\x05\x12\x0f\n\x0b\x46ILE_FAILED\x10\x06\x12\x0e\n\nQUEUE_FULL\x10\x07\x12\x15\n\x11\x41\x43QUIRE_TIMED_OUT\x10\x08\x12\x10\n\x0cSTART_FAILED\x10\t\x12\x10\n\x0cSANDBOX_LOST\x10\n\x12\x17\n\x13\x42\x41\x43KEND_UNAVAILABLE\x10\x0b\x12\x0c\n\x08\x44RAINING\x10\x0c\x12\x0c\n\x08INTERNAL\x10\r\x12\r\n\tPOOL_FULL\x10\x0e\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sandboxd/v1/errors.proto\x12\x0bsandboxd.v1*\xdd\x02\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0fINVALID_REQUEST\x10\x01\x12\x12\n\x0ePOOL_NOT_FOUND\x10\x02\x12\x15\n\x11SANDBOX_NOT_FOUND\x10\x03\x12\x11\n\rLEASE_EXPIRED\x10\x04\x12\x12\n\x0e\x46ILE_NOT_FOUND\x10\x05\x12\x0f\n\x0b\x46ILE_FAILED\x10\x06\x12\x0e\n\nQUEUE_FULL\x10\x07\x12\x15\n\x11\x41\x43QUIRE_TIMED_OUT\x10\x08\x12\x10\n\x0cSTART_FAILED\x10\t\x12\x10\n\x0cSANDBOX_LOST\x10\n\x12\x17\n\x13\x42\x41\x43KEND_UNAVAILABLE\x10\x0b\x12\x0c\n\x08\x44RAINING\x10\x0c\x12\x0c\n\x08INTERNAL\x10\r\x12\r\n\tPOOL_FULL\x10\x0e\x12\x15\n\x11\x43OMMAND_NOT_FOUND\x10\x0f\x12\x12\n\x0e\x43OMMAND_EXISTS\x10\x10\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sandboxd.v1.errors_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORREASON']._serialized_start=42
-  _globals['_ERRORREASON']._serialized_end=348
+  _globals['_ERRORREASON']._serialized_end=391
 # @@protoc_insertion_point(module_scope)

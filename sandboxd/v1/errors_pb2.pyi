@@ -21,6 +21,8 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAINING: _ClassVar[ErrorReason]
     INTERNAL: _ClassVar[ErrorReason]
     POOL_FULL: _ClassVar[ErrorReason]
+    COMMAND_NOT_FOUND: _ClassVar[ErrorReason]
+    COMMAND_EXISTS: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 INVALID_REQUEST: ErrorReason
 POOL_NOT_FOUND: ErrorReason
@@ -36,3 +38,5 @@ BACKEND_UNAVAILABLE: ErrorReason
 DRAINING: ErrorReason
 INTERNAL: ErrorReason
 POOL_FULL: ErrorReason
+COMMAND_NOT_FOUND: ErrorReason
+COMMAND_EXISTS: ErrorReason

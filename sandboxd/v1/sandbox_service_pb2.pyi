@@ -157,7 +157,7 @@ class EnvironmentVariable(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class ExecCommandRequest(_message.Message):
-    __slots__ = ("name", "argv", "cwd", "env", "stdin", "timeout", "output_limit_bytes", "terminal", "output_tail_bytes")
+    __slots__ = ("name", "argv", "cwd", "env", "stdin", "timeout", "output_limit_bytes", "terminal", "output_tail_bytes", "command_id", "detached")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGV_FIELD_NUMBER: _ClassVar[int]
     CWD_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,8 @@ class ExecCommandRequest(_message.Message):
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     TERMINAL_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TAIL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    DETACHED_FIELD_NUMBER: _ClassVar[int]
     name: str
     argv: _containers.RepeatedScalarFieldContainer[bytes]
     cwd: bytes
@@ -176,7 +178,9 @@ class ExecCommandRequest(_message.Message):
     output_limit_bytes: int
     terminal: TerminalSize
     output_tail_bytes: int
-    def __init__(self, name: _Optional[str] = ..., argv: _Optional[_Iterable[bytes]] = ..., cwd: _Optional[bytes] = ..., env: _Optional[_Iterable[_Union[EnvironmentVariable, _Mapping]]] = ..., stdin: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ..., terminal: _Optional[_Union[TerminalSize, _Mapping]] = ..., output_tail_bytes: _Optional[int] = ...) -> None: ...
+    command_id: str
+    detached: bool
+    def __init__(self, name: _Optional[str] = ..., argv: _Optional[_Iterable[bytes]] = ..., cwd: _Optional[bytes] = ..., env: _Optional[_Iterable[_Union[EnvironmentVariable, _Mapping]]] = ..., stdin: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ..., terminal: _Optional[_Union[TerminalSize, _Mapping]] = ..., output_tail_bytes: _Optional[int] = ..., command_id: _Optional[str] = ..., detached: _Optional[bool] = ...) -> None: ...
 
 class TerminalSize(_message.Message):
     __slots__ = ("rows", "columns")
@@ -211,6 +215,76 @@ class ExecCommandResponse(_message.Message):
     stderr: CommandOutput
     exited: CommandExited
     def __init__(self, started: _Optional[_Union[CommandStarted, _Mapping]] = ..., stdout: _Optional[_Union[CommandOutput, _Mapping]] = ..., stderr: _Optional[_Union[CommandOutput, _Mapping]] = ..., exited: _Optional[_Union[CommandExited, _Mapping]] = ...) -> None: ...
+
+class AttachCommandRequest(_message.Message):
+    __slots__ = ("name", "command_id", "stdout_offset", "stderr_offset")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STDERR_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    command_id: str
+    stdout_offset: int
+    stderr_offset: int
+    def __init__(self, name: _Optional[str] = ..., command_id: _Optional[str] = ..., stdout_offset: _Optional[int] = ..., stderr_offset: _Optional[int] = ...) -> None: ...
+
+class SignalCommandRequest(_message.Message):
+    __slots__ = ("name", "command_id", "signal")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    command_id: str
+    signal: int
+    def __init__(self, name: _Optional[str] = ..., command_id: _Optional[str] = ..., signal: _Optional[int] = ...) -> None: ...
+
+class ListCommandsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListCommandsResponse(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[CommandInfo]
+    def __init__(self, commands: _Optional[_Iterable[_Union[CommandInfo, _Mapping]]] = ...) -> None: ...
+
+class ForgetCommandRequest(_message.Message):
+    __slots__ = ("name", "command_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    command_id: str
+    def __init__(self, name: _Optional[str] = ..., command_id: _Optional[str] = ...) -> None: ...
+
+class CommandInfo(_message.Message):
+    __slots__ = ("command_id", "state", "stdout", "stderr")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[CommandInfo.State]
+        RUNNING: _ClassVar[CommandInfo.State]
+        EXITED: _ClassVar[CommandInfo.State]
+    STATE_UNSPECIFIED: CommandInfo.State
+    RUNNING: CommandInfo.State
+    EXITED: CommandInfo.State
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    command_id: str
+    state: CommandInfo.State
+    stdout: KeptOutput
+    stderr: KeptOutput
+    def __init__(self, command_id: _Optional[str] = ..., state: _Optional[_Union[CommandInfo.State, str]] = ..., stdout: _Optional[_Union[KeptOutput, _Mapping]] = ..., stderr: _Optional[_Union[KeptOutput, _Mapping]] = ...) -> None: ...
+
+class KeptOutput(_message.Message):
+    __slots__ = ("begin_offset", "end_offset")
+    BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    begin_offset: int
+    end_offset: int
+    def __init__(self, begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
 
 class RunCommandResponse(_message.Message):
     __slots__ = ("events",)

@@ -89,6 +89,26 @@ class SandboxServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InteractCommandRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
                 _registered_method=True)
+        self.AttachCommand = channel.unary_stream(
+                '/sandboxd.v1.SandboxService/AttachCommand',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.AttachCommandRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
+                _registered_method=True)
+        self.SignalCommand = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/SignalCommand',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.SignalCommandRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
+        self.ListCommands = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/ListCommands',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListCommandsRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListCommandsResponse.FromString,
+                _registered_method=True)
+        self.ForgetCommand = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/ForgetCommand',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ForgetCommandRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
         self.WriteFile = channel.stream_unary(
                 '/sandboxd.v1.SandboxService/WriteFile',
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WriteFileRequest.SerializeToString,
@@ -188,7 +208,8 @@ class SandboxServiceServicer:
 
     def ExecCommand(self, request, context):
         """Runs one command and streams its output: `started`, then pieces of `stdout` and `stderr`, then
-        `exited` after the last of them. Cancelling the call kills the command's whole process tree.
+        `exited` after the last of them. Cancelling the call kills the command's whole process tree, unless the
+        command is `detached`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,6 +227,37 @@ class SandboxServiceServicer:
         """As ExecCommand, for a command that its caller talks to while it runs. The first message starts it; the
         rest are its input, signals to it and the size of its terminal, in order. What comes after its end is
         dropped. The end of the messages is the end of its input.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AttachCommand(self, request, context):
+        """Reads on, or again, what a command with a `command_id` tells: `started`, its output from the offsets, first
+        what is kept and then what comes, and `exited`. Any number of calls may do so at once; a slow one holds up
+        neither the command nor another. Cancelling it leaves the command as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SignalCommand(self, request, context):
+        """Signals a command with a `command_id`; nothing if it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCommands(self, request, context):
+        """Lists the commands with a `command_id` that run or are kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetCommand(self, request, context):
+        """Forgets a command and what is kept of its output; its `command_id` is free again. If it still runs, its whole
+        process tree is killed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -313,6 +365,26 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.InteractCommand,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InteractCommandRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.SerializeToString,
+            ),
+            'AttachCommand': grpc.unary_stream_rpc_method_handler(
+                    servicer.AttachCommand,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.AttachCommandRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.SerializeToString,
+            ),
+            'SignalCommand': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignalCommand,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.SignalCommandRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'ListCommands': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCommands,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListCommandsRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListCommandsResponse.SerializeToString,
+            ),
+            'ForgetCommand': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetCommand,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ForgetCommandRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'WriteFile': grpc.stream_unary_rpc_method_handler(
                     servicer.WriteFile,
@@ -624,6 +696,114 @@ class SandboxService:
             '/sandboxd.v1.SandboxService/InteractCommand',
             sandboxd_dot_v1_dot_sandbox__service__pb2.InteractCommandRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachCommand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/AttachCommand',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.AttachCommandRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ExecCommandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignalCommand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/SignalCommand',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.SignalCommandRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCommands(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/ListCommands',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ListCommandsRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ListCommandsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetCommand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/ForgetCommand',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ForgetCommandRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,7 +15,7 @@ from sandboxd.backends.base import Connection
 from sandboxd.errors import FileNotFound, SandboxLost
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout
 
-from .backend_kit import Case, execute, pieces, read, shell
+from .backend_kit import Case, execute, pieces, processes_with, read, shell
 
 pytestmark = pytest.mark.anyio
 # More than the grace for a background child, less than such a child sleeps.
@@ -70,12 +70,6 @@ async def test_what_cannot_be_started_is_said(case: Case, box: Connection) -> No
     assert (refused.reason, refused.exit_code) == (reason, 126)
 
 
-async def _processes_with(box: Connection, marker: str) -> list[bytes]:
-    """Command lines inside the sandbox that hold the marker; the looking shell's own does not."""
-    script = 'for f in /proc/[0-9]*/cmdline; do tr "\\000" " " < $f 2>/dev/null; echo; done'
-    return [line for line in (await shell(box, script)).stdout.splitlines() if marker.encode() in line]
-
-
 async def test_a_timeout_kills_the_whole_tree(box: Connection) -> None:
     marker = f"9{uuid.uuid4().int % 10**12:012d}"
     script = (
@@ -86,7 +80,7 @@ async def test_a_timeout_kills_the_whole_tree(box: Connection) -> None:
     assert 0.7 <= time.monotonic() - begin < 0.7 + SOON
     assert outcome.exited.reason is ExitReason.TIMED_OUT
     assert outcome.stdout == b"begun\n"
-    assert await _processes_with(box, marker) == []
+    assert await processes_with(box, marker) == []
     assert (await shell(box, "echo usable")).stdout == b"usable\n"
 
 
@@ -98,7 +92,7 @@ async def test_leaving_a_command_kills_its_tree(box: Connection) -> None:
             if isinstance(event, Stdout):
                 break
     async with asyncio.timeout(SOON):
-        while await _processes_with(box, marker):
+        while await processes_with(box, marker):
             continue  # Each look is a command of its own: the sandbox sets the pace.
 
 

@@ -159,6 +159,14 @@ async def test_a_source_that_fails_replaces_nothing(box: ExecConnection) -> None
     assert (await run(box, "ls", "-A", "/workspace")).stdout == b"kept\n"
 
 
+async def test_named_commands_are_refused(box: ExecConnection) -> None:
+    with pytest.raises(InvalidRequest, match="python3"):
+        await run(box, "true", id="it")
+    with pytest.raises(InvalidRequest, match="python3"):
+        await box.commands.forget("it")
+    assert await box.commands.known() == []
+
+
 async def test_the_containers_end_is_noticed(box: ExecConnection, backend: DockerBackend) -> None:
     lost = asyncio.create_task(box.wait_lost())
     async with box.exec(Command((b"sh", b"-c", b"echo go; sleep 985"))) as events:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.errors import InvalidRequest, SandboxLost
 from sandboxd.guest import wire
+from sandboxd.guest.replay import Replay
 from sandboxd.types import Command, Started, Stdout, Template
 
 from .backend_kit import execute, pieces, read, shell
@@ -143,6 +144,23 @@ async def test_a_ping_leaves_a_connection_for_the_next_operation(directory: Path
         assert descriptors() == before
 
 
+async def test_what_named_commands_print_takes_bounded_memory(directory: Path) -> None:
+    """Though each of a hundred leaves 2 MiB, and nobody collects garbage."""
+    script = b"head -c 3000000 /dev/zero; head -c 3000000 /dev/zero >&2"
+    async with guest(directory) as box:
+        pid = (await shell(box, "echo $PPID")).stdout.decode().strip()
+        for n in range(100):
+            async with box.exec(Command((b"sh", b"-c", script), id=f"c{n}")) as events:
+                async for _ in events:
+                    pass
+        known = await box.commands.known()
+        assert [info.id for info in known] == [f"c{n}" for n in range(92, 100)]
+        assert sum(kept.end - kept.begin for info in known for kept in (info.stdout, info.stderr)) == 16 << 20
+        status = Path(f"/proc/{pid}/status").read_text()
+        resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+        assert int(resident.split()[1]) < 64 << 10
+
+
 # -- guests that lie
 
 
@@ -184,6 +202,10 @@ def _output(offset: int) -> bytes:
     return wire.frame(wire.STDOUT, wire.OFFSET.pack(offset), b"data")
 
 
+def _listed(*kept: int, name: bytes = b"it") -> bytes:
+    return wire.frame(wire.DATA, wire.NamedInfo(name, kept, running=True).pack())
+
+
 LIES = {
     "a huge length": struct.pack("!BI", wire.STDOUT, 0xFFFFFFFF),
     "an unknown frame": wire.frame(255, b"?"),
@@ -205,6 +227,50 @@ async def test_a_guest_that_breaks_the_protocol_loses_its_sandbox(directory: Pat
             await execute(box, Command(argv=(b"true",)))
         with pytest.raises(SandboxLost):
             await box.ping()
+
+
+ATTACHED_LIES = {
+    "output from before": STARTED + _output(99),
+    "output again": STARTED + _output(100) + _output(103),
+    "an offset beyond all": STARTED + _output((1 << 63) - 2),
+    "a refusal after the start": STARTED + wire.frame(wire.ERROR, wire.ERROR_FIELDS.pack(2)),
+    "a refusal without a number": wire.frame(wire.ERROR),
+    "a refusal of another kind": wire.frame(wire.ERROR, wire.ERROR_FIELDS.pack(5)),
+}
+LISTED_LIES = {
+    "another frame": STARTED,
+    "half of one": wire.frame(wire.DATA, b"half"),
+    "a name that is cut": wire.frame(wire.DATA, wire.NAMED_INFO_FIELDS.pack(1, 0, 0, 0, 0, 9) + b"it"),
+    "an end before the beginning": _listed(0, 0, 2, 1),
+    "an offset beyond all": _listed(0, 1 << 63, 0, 0),
+    "a name that is none": _listed(0, 0, 0, 0, name=b"\xff"),
+    "no name": _listed(0, 0, 0, 0, name=b""),
+    "more than there can be": _listed(0, 0, 0, 0) * 20_001,
+}
+
+
+@pytest.mark.parametrize("lie", ATTACHED_LIES.values(), ids=ATTACHED_LIES.keys())
+async def test_a_guest_that_lies_about_a_named_command(directory: Path, lie: bytes) -> None:
+    async with liar(directory, lambda connection: connection.sendall(lie)) as box:
+        with pytest.raises(SandboxLost, match="broke the protocol"):
+            async with box.commands.attach("it", stdout_offset=100) as events:
+                async for _ in events:
+                    pass
+        with pytest.raises(SandboxLost):
+            await box.commands.forget("it")
+
+
+@pytest.mark.parametrize("lie", LISTED_LIES.values(), ids=LISTED_LIES.keys())
+async def test_a_guest_that_lists_what_cannot_be(directory: Path, lie: bytes) -> None:
+    async with liar(directory, lambda connection: connection.sendall(lie)) as box:
+        with pytest.raises(SandboxLost, match="broke the protocol"):
+            await box.commands.known()
+
+
+async def test_a_guest_that_answers_a_signal_with_nonsense(directory: Path) -> None:
+    async with liar(directory, lambda connection: connection.sendall(STARTED)) as box:
+        with pytest.raises(SandboxLost, match="broke the protocol"):
+            await box.commands.signal("it", 9)
 
 
 async def test_a_guest_that_answers_files_with_nonsense(directory: Path) -> None:
@@ -276,5 +342,40 @@ def test_requests_come_out_as_they_went_in(
 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_more_than_malformed(data: bytes) -> None:
-    with contextlib.suppress(wire.Malformed):
-        wire.ExecRequest.unpack(data)
+    for unpack in (wire.ExecRequest.unpack, wire.NamedRequest.unpack, wire.NamedInfo.unpack_all):
+        with contextlib.suppress(wire.Malformed):
+            unpack(data)
+
+
+@given(st.binary(max_size=255), st.binary(), st.booleans(), st.lists(st.binary(), min_size=1))
+def test_named_requests_come_out_as_they_went_in(
+    name: bytes, stdin: bytes, detached: bool, argv: list[bytes]
+) -> None:
+    request = wire.NamedRequest(name, wire.ExecRequest(argv, b"/", []), stdin, detached=detached)
+    again = wire.NamedRequest.unpack(request.pack())
+    assert (again.id, again.stdin, again.detached) == (name, stdin, detached)
+    assert again.command.argv == argv
+
+
+# -- what is kept of a stream
+
+
+@given(st.integers(1, 400), st.lists(st.tuples(st.integers(0, 3), st.binary(min_size=1, max_size=150))))
+def test_a_replay_holds_the_last_bytes_at_their_offsets(limit: int, added: list[tuple[int, bytes]]) -> None:
+    """Against a dictionary of all bytes by their offsets; the first number of a pair is a hole before it."""
+    replay, all_bytes = Replay(limit), {}
+    for hole, data in added:
+        offset = replay.end + hole
+        replay.add(offset, data)
+        all_bytes.update(enumerate(data, offset))
+    kept = sorted(all_bytes)[-limit:]
+    assert replay.held == len(kept)
+    assert (replay.begin, replay.end) == ((kept[0], kept[-1] + 1) if kept else (0, 0))
+    for start in (0, replay.begin, replay.begin + 1, replay.end - 1, replay.end):
+        seen, position = {}, max(start, 0)
+        while (found := replay.after(position)) is not None:
+            assert found[1]
+            assert found[0] >= position
+            seen.update(enumerate(found[1], found[0]))
+            position = found[0] + len(found[1])
+        assert seen == {offset: all_bytes[offset] for offset in kept if offset >= start}

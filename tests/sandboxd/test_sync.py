@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxd import SyncClient, errors
+from sandboxd import Exited, Started, Stdout, SyncClient, errors
 from sandboxd.child import child_daemon
 
 pytestmark = pytest.mark.anyio
@@ -25,6 +25,18 @@ def use(address: str) -> None:
             assert box.exec(["echo", "hi"]).stdout == b"hi\n"
             assert box.write_file("a", b"data") == 4
             assert box.read_file("a") == b"data"
+            started = box.start(["sh", "-c", "printf one; exit 3"])
+            assert (started.wait().stdout, started.wait().exit_code) == (b"one", 3)
+            events = list(box.attach(started.id, stdout_offset=1))
+            assert [type(event) for event in events] == [Started, Stdout, Exited]
+            assert events[1] == Stdout(b"ne", 1)
+            assert [info.id for info in box.list_commands()] == [started.id]
+            endless = box.start(["sleep", "1000"], command_id="endless")
+            endless.signal(15)
+            assert box.command("endless").wait().signal == 15
+            started.forget()
+            with pytest.raises(errors.CommandNotFound):
+                started.wait()
             with box.shell() as shell:
                 assert shell.run("word=kept").ok
                 assert shell.run("sleep 100", timeout=0.2).timed_out
