@@ -41,7 +41,9 @@ class TorchTrainer:
     `write_weights` may therefore be called from another thread at any time and see whole steps only.
     """
 
-    def __init__(self, model: PreTrainedModel, config: TrainerConfig, precision: Precision) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: TrainerConfig, precision: Precision = "float32"
+    ) -> None:
         packed_attention.register()
         model.set_attn_implementation(packed_attention.ATTENTION_NAME)
         model.train()
