@@ -27,6 +27,7 @@ class Case:
     by_engine: bool = False
     """Commands go through the Engine's exec API, which takes text only and tells no signals."""
     without_terminals: bool = False
+    without_python: bool = False
 
     @contextlib.asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Connection]:
@@ -62,7 +63,8 @@ def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 
         options = NamespaceOptions(images_dir=request.getfixturevalue("busybox_store"))
-        return Case(NamespaceBackend(tmp_path / "state", options), Template("t", image="busybox"))
+        template = Template("t", image="busybox")
+        return Case(NamespaceBackend(tmp_path / "state", options), template, without_python=True)
     fixture = "docker_python_image" if request.param == "docker" else "docker_busybox_image"
     image = request.getfixturevalue(fixture)
     from sandboxd.backends.docker import DockerBackend
