@@ -223,7 +223,7 @@ class Base:
         os.chdir("/")
         # Only now, and with every link in it read as text: what an image or a sandbox left there may be one,
         # and those in /proc lead to this process's own descriptors.
-        self._make_workspace(os.path.realpath(cwd))
+        self._make_workspace(os.path.realpath(cwd), as_found=host_system)
 
     def _mount_proc(self) -> None:
         flags = SAFE | sys.MS_NOEXEC | sys.MS_RDONLY
@@ -231,11 +231,14 @@ class Base:
         for target, cover in self.masked:
             sys.mount(cover, target, flags=sys.MS_BIND)
 
-    def _make_workspace(self, path: str) -> None:
+    def _make_workspace(self, path: str, *, as_found: bool) -> None:
+        """Makes what is missing. An image's own is given to the sandbox's user, who else could not write there."""
         for directory in {os.path.realpath("/workspace"), path}:
             if not os.path.isdir(directory):
                 os.makedirs(directory, 0o755)
-                os.chown(directory, self._owner, self._owner)
+            elif as_found or directory == "/":
+                continue
+            os.chown(directory, self._owner, self._owner)
 
 
 def _there(path: str) -> bool:

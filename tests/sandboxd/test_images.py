@@ -145,6 +145,16 @@ async def test_layers_hide_link_and_own_as_they_say(
         assert await output(box, "echo $GREETING $PATH") == "hi /nowhere:/bin:/usr/bin\n"
 
 
+async def test_the_working_directory_is_the_sandboxs_own(
+    backend: NamespaceBackend, store: ImageStore
+) -> None:
+    """Whoever the image says it belongs to; what lies in it stays as it is."""
+    own = [directory("workspace", uid=65534, gid=65534), entry("workspace/readme", b"kept")]
+    await imported(store, tar(*host_programs(), *own))
+    async with sandbox(backend, "t") as box:
+        assert await output(box, "touch new; cat readme; ls") == "keptnew\nreadme\n"
+
+
 async def test_a_templates_environment_wins_over_the_images(
     backend: NamespaceBackend, store: ImageStore, programs: bytes
 ) -> None:
