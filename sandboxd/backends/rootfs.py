@@ -232,7 +232,7 @@ class Base:
             sys.mount(cover, target, flags=sys.MS_BIND)
 
     def _make_workspace(self, path: str, *, as_found: bool) -> None:
-        """Makes what is missing. An image's own is given to the sandbox's user, who else could not write there."""
+        """Makes what is missing. What an image has is given to the sandbox's user, to be written to."""
         for directory in {os.path.realpath("/workspace"), path}:
             if not os.path.isdir(directory):
                 os.makedirs(directory, 0o755)
