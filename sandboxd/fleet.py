@@ -12,7 +12,7 @@ import logging
 import statistics
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -256,14 +256,21 @@ class Fleet:
             self._pruning = self._tasks.create_task(self._prune(), name=f"prune {self._name}")
 
     async def _prune(self) -> None:
-        """Tries until the copies are gone, as `_destroy` does."""
-        while self._forks.unused:
+        while self._forks.unused and await self._insist("removing copies", self._forks.prune):
+            pass
+
+    async def _insist(self, what: str, act: Callable[[], Awaitable[None]]) -> bool:
+        """Tries until it is done: a teardown that fails once must not leak. At the end of the pool only once,
+        for the backend's own `close` sweeps whatever is left of this instance; then False.
+        """
+        while True:
             try:
-                await self._forks.prune()
+                await act()
+                return True
             except Exception:
-                logger.exception("removing copies; trying again in %.0f s", DESTROY_PAUSE)
+                logger.exception("%s; trying again in %.0f s", what, DESTROY_PAUSE)
                 if self._closing:
-                    return
+                    return False
                 await self._clock.sleep(DESTROY_PAUSE)
 
     async def _create(self, sandbox: Sandbox) -> Connection:
@@ -337,19 +344,9 @@ class Fleet:
         sandbox.task = self._tasks.create_task(self._destroy(sandbox), name=f"destroy {sandbox.id}")
 
     async def _destroy(self, sandbox: Sandbox) -> None:
-        """Tries until the sandbox is gone: a teardown that fails once must not leak it."""
         if sandbox.connection:
             await sandbox.connection.close()
-        while True:
-            try:
-                await self._backend.destroy(sandbox.id)
-                break
-            except Exception:
-                logger.exception("destroying %s; trying again in %.0f s", sandbox.id, DESTROY_PAUSE)
-                if self._closing:
-                    # The backend's own `close` sweeps whatever is left of this instance.
-                    break
-                await self._clock.sleep(DESTROY_PAUSE)
+        await self._insist(f"destroying {sandbox.id}", lambda: self._backend.destroy(sandbox.id))
         if sandbox.template:
             self._forks.count_out(sandbox.template)
             self._prune_unused()
