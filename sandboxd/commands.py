@@ -168,8 +168,7 @@ async def bench_bombs(arguments: argparse.Namespace) -> int:
     _check_bench(arguments, "count", "bombs")
     if arguments.backend == "fake":
         raise ConfigError("bench bombs --backend fake: its commands are plain processes of this host")
-    if arguments.baseline:
-        raise ConfigError("bench bombs --baseline: the bare Docker SDK has no such measurement")
+    _check_no_baseline(arguments)
     options = bombs.Options(
         count=arguments.count,
         backend=arguments.backend,
@@ -185,8 +184,7 @@ async def bench_fork(arguments: argparse.Namespace) -> int:
     from sandboxd.bench import fork
 
     _check_bench(arguments, "count", "megabytes", "rounds")
-    if arguments.baseline:
-        raise ConfigError("bench fork --baseline: the bare Docker SDK has no such measurement")
+    _check_no_baseline(arguments)
     options = fork.Options(
         backend=arguments.backend,
         image=arguments.image,
@@ -209,6 +207,12 @@ def _check_bench(arguments: argparse.Namespace, *counts: str) -> None:
             "--baseline docker-sdk needs the name of an image that is there: --image NAME, or"
             " --baseline-image NAME where the backend itself uses none"
         )
+
+
+def _check_no_baseline(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError."""
+    if arguments.baseline:
+        raise ConfigError(f"bench {arguments.shape} --baseline: the bare Docker SDK has no such measurement")
 
 
 async def _measured(

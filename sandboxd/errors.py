@@ -128,6 +128,11 @@ class CommandNotFound(NotFound):
     cause = Cause.TASK
     default_phase = Phase.EXEC
 
+    @classmethod
+    def named(cls, command_id: str) -> CommandNotFound:
+        """For this id."""
+        return cls(f"no command {command_id!r} in this sandbox: none was started, or it was forgotten")
+
 
 class CommandExists(SandboxdError):
     """A command of the sandbox has this id already, running or ended."""
@@ -135,6 +140,13 @@ class CommandExists(SandboxdError):
     reason = "COMMAND_EXISTS"
     cause = Cause.TASK
     default_phase = Phase.EXEC
+
+    @classmethod
+    def named(cls, command_id: str) -> CommandExists:
+        """For this id."""
+        return cls(
+            f"command {command_id!r} exists in this sandbox: attach to it, forget it, or take another id"
+        )
 
 
 class FileFailed(SandboxdError):

@@ -12,7 +12,7 @@ import logging
 import statistics
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -172,9 +172,7 @@ class Fleet:
         is done, which else has the error. Raises PoolFull.
         """
         forks = [Sandbox(name, self._clock.now()) for name in self.ledger.fork(count)]
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Retrieved here, so that a failure whose caller has left is not reported as unhandled.
-        done.add_done_callback(lambda future: future.exception())
+        done: asyncio.Future[None] = _told_later()
         task = self._tasks.create_task(self._fork(source, forks, done), name=f"fork {source.id}")
         task.add_done_callback(lambda _: self._fork_ended(forks, done))
         for fork in forks:
@@ -209,22 +207,17 @@ class Fleet:
         """Its task has ended; where it left something undone it was cancelled before its first step."""
         for fork in forks:
             if fork.id in self.ledger.forking:
-                self.ledger.forking.remove(fork.id)
+                self.ledger.fork_withdrawn(fork.id)
                 del self.sandboxes[fork.id]
         _settle(done)
         self.pump()
 
     async def _start_forks(self, source: Sandbox, forks: list[Sandbox]) -> None:
-        try:
+        with _faults_fail_the_start(f"forking {source.id}", known=SandboxdError):
             template = await self._forks.branch(source.id, source.template or self._template, len(forks))
             for fork in forks:
                 fork.template = template
             connections = await self._forks.start(template, [fork.id for fork in forks])
-        except SandboxdError:
-            raise
-        except Exception as error:
-            logger.exception("forking %s", source.id)
-            raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error
         for fork, connection in zip(forks, connections, strict=True):
             fork.connection = connection
 
@@ -232,8 +225,7 @@ class Fleet:
         """Begins to store a sandbox's files as an image; the future has the bytes copied, or what
         `Backend.snapshot` raises.
         """
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(lambda future: future.exception())
+        done: asyncio.Future[int] = _told_later()
         task = self._tasks.create_task(self._snapshot(sandbox, image, done), name=f"snapshot {sandbox.id}")
         task.add_done_callback(lambda _: _settle(done))
         return task, done
@@ -283,14 +275,8 @@ class Fleet:
             self.pump()
             await slot
 
-        try:
+        with _faults_fail_the_start(f"starting {sandbox.id}", known=StartFailed):
             return await self._starter.start(sandbox.id, between=between)
-        except StartFailed:
-            raise
-        except Exception as error:
-            # A fault of the backend's own code must not take the other sandboxes down with it.
-            logger.exception("starting %s", sandbox.id)
-            raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error
 
     def _start_failed(self, sandbox: Sandbox, error: StartFailed) -> None:
         self._slots.pop(sandbox.id, None)
@@ -353,6 +339,25 @@ class Fleet:
         self.ledger.deleted(sandbox.id)
         del self.sandboxes[sandbox.id]
         self.pump()
+
+
+@contextlib.contextmanager
+def _faults_fail_the_start(doing: str, *, known: type[SandboxdError]) -> Iterator[None]:
+    """A fault of the backend's own code must not take the other sandboxes down with it; `known` passes."""
+    try:
+        yield
+    except known:
+        raise
+    except Exception as error:
+        logger.exception("%s", doing)
+        raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error
+
+
+def _told_later() -> asyncio.Future[Any]:
+    """What a task will have to say; a failure whose caller has left is not reported as unhandled."""
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    done.add_done_callback(lambda future: future.exception())
+    return done
 
 
 def _settle(done: asyncio.Future[Any]) -> None:

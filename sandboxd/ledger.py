@@ -204,6 +204,10 @@ class Ledger:
         self.forking.remove(sandbox_id)
         self.deleting.add(sandbox_id)
 
+    def fork_withdrawn(self, sandbox_id: str) -> None:
+        """FORKING → gone: its start was never begun."""
+        self.forking.remove(sandbox_id)
+
     def release(self, sandbox_id: str) -> None:
         """ACTIVE → DELETING by its holder."""
         self._end(sandbox_id)

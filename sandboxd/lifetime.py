@@ -1,4 +1,4 @@
-"""Who ends with whom: tasks with the block that made them, a process with the one that started it."""
+"""Who ends with whom: tasks with their block, a thread with its call, a process with who started it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any, TypeVar
 
 PR_SET_PDEATHSIG = 1
+
+Result = TypeVar("Result")
 
 
 class Tasks(asyncio.TaskGroup):
@@ -25,6 +29,16 @@ class Tasks(asyncio.TaskGroup):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await super().__aexit__(None, None, None)
+
+
+async def in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
+    """As `asyncio.to_thread`, but over when it returns, also when cancelled: no thread can be stopped."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(working)
+    finally:
+        if not working.done():
+            await asyncio.wait([working])
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

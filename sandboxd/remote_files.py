@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tarfile
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -17,6 +17,7 @@ from sandboxd import replies
 from sandboxd.errors import FileFailed
 from sandboxd.guest import packing
 from sandboxd.guest.files import write_all
+from sandboxd.lifetime import in_thread
 from sandboxd.requests import Word, as_bytes, in_pieces
 from sandboxd.status import translated
 from sandboxd.types import FileInfo
@@ -101,7 +102,7 @@ class RemoteFiles:
 
         async def archive() -> AsyncIterator[bytes]:
             with contextlib.closing(packing.pack(os.fsencode(source))) as pieces:
-                while (piece := await _in_thread(next, pieces, None)) is not None:
+                while (piece := await in_thread(next, pieces, None)) is not None:
                     yield piece
 
         return await self.upload_archive(archive(), path)
@@ -122,7 +123,7 @@ class RemoteFiles:
         try:
             with os.fdopen(sink, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
                 async for piece in self.download_archive(path):
-                    await _in_thread(write_all, pipe.fileno(), piece)
+                    await in_thread(write_all, pipe.fileno(), piece)
         except BaseException:
             await asyncio.wait([unpacking])
             unpacking.exception()  # that the archive ended early is known
@@ -131,16 +132,6 @@ class RemoteFiles:
             await unpacking
         except (tarfile.TarError, ValueError, OverflowError) as error:
             raise FileFailed(f"{os.fsdecode(as_bytes(path))!r}: {error}") from error
-
-
-async def _in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
-    """As `asyncio.to_thread`, but over when it returns, also when it is cancelled."""
-    working = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-    try:
-        return await asyncio.shield(working)
-    finally:
-        if not working.done():
-            await asyncio.wait([working])
 
 
 async def _upload(call: Any, messages: AsyncIterator[Any]) -> Any:

@@ -192,22 +192,22 @@ class DockerBackend:
         return size
 
     async def _commit(self, sandbox_id: str, image: str, changes: str) -> None:
-        """Raises StartFailed, SandboxLost. When cancelled it waits for the end, and undoes it."""
+        """Raises StartFailed, SandboxLost; undoes what was done when it is cancelled."""
         repository, tag = docker.utils.parse_repository_tag(image)
         name = self._name(sandbox_id)
-        done = asyncio.ensure_future(
-            self._engine.call(
-                lambda api: api.commit(name, repository=repository, tag=tag or "latest", changes=changes)
-            )
-        )
+        made: list[str] = []
+
+        def commit(api: Api) -> None:
+            done = api.commit(name, repository=repository, tag=tag or "latest", changes=changes)
+            made.append(done["Id"])
+
         try:
-            await asyncio.shield(done)
+            await self._engine.call(commit)
         except asyncio.CancelledError:
-            await asyncio.wait([done])
-            if done.exception() is None:
-                made = done.result()["Id"]
+            # Over by now, as any cancelled call of the Engine.
+            if made:
                 with contextlib.suppress(docker.errors.APIError):
-                    await self._engine.call(lambda api: api.remove_image(made, force=True))
+                    await self._engine.call(lambda api: api.remove_image(made[0], force=True))
             raise
         except docker.errors.NotFound as error:
             raise SandboxLost(f"container {name} is gone", phase=Phase.FILE) from error

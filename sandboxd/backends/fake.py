@@ -22,6 +22,7 @@ from sandboxd.backends.host_files import HostFiles
 from sandboxd.backends.host_process import HostProcess
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
+from sandboxd.lifetime import in_thread
 from sandboxd.types import Capabilities, Command, Event, Template
 
 
@@ -177,12 +178,12 @@ class FakeConnection:
 
     async def begin_with(self, directory: Path) -> None:
         """Takes over a copy of a directory's files."""
-        await _copied(directory, self._home)
+        await in_thread(_copy, directory, self._home)
 
     async def copy_to(self, directory: Path) -> None:
         """Copies this sandbox's files there."""
         self._check()
-        await _copied(self._home, directory)
+        await in_thread(_copy, self._home, directory)
         self._check()
 
     @contextlib.asynccontextmanager
@@ -251,13 +252,5 @@ class _Checked:
         return event
 
 
-async def _copied(source: Path, target: Path) -> None:
-    """Waits for the end also when cancelled: a thread cannot be stopped, and would go on all the same."""
-    work = asyncio.ensure_future(
-        asyncio.to_thread(shutil.copytree, source, target, symlinks=True, dirs_exist_ok=True)
-    )
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        raise
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)

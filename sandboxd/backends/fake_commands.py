@@ -25,9 +25,7 @@ class FakeCommands:
     async def start(self, command: Command, process: HostProcess) -> AsyncIterator[_Follower]:
         """Runs a named command; leaving the block ends it unless it is detached. Raises CommandExists."""
         if command.id in self._records:
-            raise CommandExists(
-                f"command {command.id!r} exists in this sandbox: attach to it, forget it, or take another id"
-            )
+            raise CommandExists.named(command.id)
         record = self._records[command.id] = _Record(process)
         record.task = asyncio.create_task(self._run(command.id, record), name=f"command {command.id}")
         self._tasks.add(record.task)
@@ -75,9 +73,7 @@ class FakeCommands:
     def _record(self, command_id: str) -> _Record:
         self._check()
         if command_id not in self._records:
-            raise CommandNotFound(
-                f"no command {command_id!r} in this sandbox: none was started, or it was forgotten"
-            )
+            raise CommandNotFound.named(command_id)
         return self._records[command_id]
 
     async def _run(self, command_id: str, record: _Record) -> None:

@@ -135,11 +135,7 @@ def refusal(command_id: str, kind: int, payload: bytes) -> CommandExists | Comma
     if kind == wire.ERROR and len(payload) >= wire.ERROR_FIELDS.size:
         (number,) = wire.ERROR_FIELDS.unpack_from(payload)
     if number == errno.EEXIST:
-        return CommandExists(
-            f"command {command_id!r} exists in this sandbox: attach to it, forget it, or take another id"
-        )
+        return CommandExists.named(command_id)
     if number == errno.ENOENT:
-        return CommandNotFound(
-            f"no command {command_id!r} in this sandbox: none was started, or it was forgotten"
-        )
+        return CommandNotFound.named(command_id)
     raise wire.Malformed(f"frame {kind} is no answer to a request about a command")

@@ -117,10 +117,10 @@ def _keep(spec: Spec, report: int) -> None:
 
 
 def _open_images(store: str) -> list[int]:
-    """The store's layers, its records and what is on its way there. Only now: the mounts must be those of the
-    new namespace, and this process is still the user who can walk there."""
+    """The store's layers, its records and what is on its way there; -1 each without a store. Only now: the
+    mounts must be those of the new namespace, and this process is still the user who can walk there."""
     if not store:
-        return []
+        return [-1, -1, -1]
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     return [os.open(os.path.join(store, name), flags) for name in ("layers", "images", "partial")]
 
@@ -220,14 +220,14 @@ def _build(
     channels: list[int],
 ) -> Launcher:
     mapped_range = users.mapped_users() > 1
+    layers, records, partial = images
     if mapped_range:
         os.setgroups([])
     cgroups = cgroup.Cgroups(hierarchies)
-    base = Base(".", spec["read_only_paths"], UID if mapped_range else 0, images[0] if images else -1)
+    base = Base(".", spec["read_only_paths"], UID if mapped_range else 0, layers)
     base.enter()
     os.chdir("/state/sandboxes")
-    ours = _start_sweeper(cgroups, [control.fileno(), *channels, *images[1:]])
-    records = Records(images[1] if images else -1)
+    ours = _start_sweeper(cgroups, [control.fileno(), *channels, records, partial])
     program = seccomp.program(sys.MACHINE)
     confinement = Confinement(base, cgroups, program, mapped_range=mapped_range)
     sys.set_title(sys.title_area(), b"sandboxd-launcher")
@@ -235,7 +235,7 @@ def _build(
     gc.collect()
     gc.disable()
     gc.freeze()
-    return Launcher(control, confinement, records, images[2] if images else -1, ours, spec["grace"])
+    return Launcher(control, confinement, Records(records), partial, ours, spec["grace"])
 
 
 def _start_sweeper(cgroups: cgroup.Cgroups, not_its: list[int]) -> socket.socket:
@@ -245,7 +245,8 @@ def _start_sweeper(cgroups: cgroup.Cgroups, not_its: list[int]) -> socket.socket
         return ours
     ours.close()
     for fd in not_its:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
     code = 1
     try:
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -12,7 +12,7 @@ from pathlib import Path
 from sandboxd.backends import users
 from sandboxd.backends.link import Link
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
-from sandboxd.images.store import LAYER_LIMIT, NAME, Image, ImageError, ImageStore, Layer
+from sandboxd.images.store import LAYER_LIMIT, Image, ImageError, ImageStore, Layer, check_name
 from sandboxd.types import Template
 
 
@@ -45,8 +45,10 @@ class Snapshots:
     ) -> int:
         """See `base.Backend.snapshot`; `base` is the image of the sandbox. Raises also ImageError."""
         _check(template)
-        if not NAME.fullmatch(name):
-            raise InvalidRequest(f"image name {name!r}: letters, digits and ._/:@- only, at most 255")
+        try:
+            check_name(name)
+        except ImageError as error:
+            raise InvalidRequest(str(error)) from error
         below = base.layers if base is not None else ()
         if len(below) + len(template.branches) >= LAYER_LIMIT:
             raise ImageError(f"the image would have more than {LAYER_LIMIT} layers")

@@ -141,7 +141,7 @@ class Running(Operation):
 
     def connect(self, ends: Ends) -> None:
         """Tells that the command runs, and watches its ends."""
-        self._outlet.started(self._pid)
+        self._outlet.started(wire.frame(wire.STARTED, struct.pack("!I", self._pid)))
         self._streams = [Stream(kind, fd, self._budget) for kind, fd in ends.outputs]
         for stream in self._streams:
             os.set_blocking(stream.fd, False)

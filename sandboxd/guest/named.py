@@ -134,8 +134,8 @@ class Record(Outlet):
         if self.running is not None:
             self.running.closed()
 
-    def started(self, pid: int) -> None:
-        self.beginning = wire.frame(wire.STARTED, struct.pack("!I", pid))
+    def started(self, frame: bytes) -> None:
+        self.beginning = frame
 
     def output(self, kind: int, offset: int, data: bytes) -> None:
         self.streams[kind].add(offset, data)

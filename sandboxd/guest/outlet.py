@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from sandboxd.guest import wire
 from sandboxd.guest.peer import Peer
 
@@ -16,8 +14,8 @@ class Outlet:
         """True while no more output may come."""
         return False
 
-    def started(self, pid: int) -> None:
-        """It runs."""
+    def started(self, frame: bytes) -> None:
+        """It runs, as this STARTED frame says; the first that is told."""
 
     def output(self, kind: int, offset: int, data: bytes) -> None:
         """A piece of the stream `kind`, of at most wire.PIECE bytes."""
@@ -39,8 +37,8 @@ class Direct(Outlet):
     def congested(self) -> bool:
         return self._peer.congested
 
-    def started(self, pid: int) -> None:
-        self._peer.send(wire.frame(wire.STARTED, struct.pack("!I", pid)))
+    def started(self, frame: bytes) -> None:
+        self._peer.send(frame)
 
     def output(self, kind: int, offset: int, data: bytes) -> None:
         self._peer.send(wire.frame(kind, wire.OFFSET.pack(offset), data))

@@ -16,7 +16,7 @@ from pathlib import Path
 from sandboxd.backends import bare
 from sandboxd.backends.users import UID_BASE
 from sandboxd.images.archives import PIECE_BYTES, LayerArchive, read_archive
-from sandboxd.images.store import NAME, Image, ImageError, ImageStore, Layer
+from sandboxd.images.store import Image, ImageError, ImageStore, Layer, check_name
 
 ENGINE_PREFIX = "docker:"
 STANDARD_INPUT = "-"
@@ -30,8 +30,7 @@ async def import_image(store: ImageStore, source: str, name: str, say: Say) -> I
 
     `say` hears of each step. Raises ImageError; what was unpacked whole by then is used by the next attempt.
     """
-    if not NAME.fullmatch(name):
-        raise ImageError(f"image name {name!r}: letters, digits and ._/:@- only, at most 255")
+    check_name(name)
     store.open()
     with store.importing():
         async with _as_file(store, source, say) as path:

@@ -42,6 +42,12 @@ class ImageNotFound(ImageError):
     """The store has no image of that name."""
 
 
+def check_name(name: str) -> None:
+    """Raises ImageError for what cannot be an image's name."""
+    if not NAME.fullmatch(name):
+        raise ImageError(f"image name {name!r}: letters, digits and ._/:@- only, at most 255")
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """`digest` is the SHA-256 of its uncompressed archive; `size` the bytes of its files, unpacked."""
@@ -133,9 +139,13 @@ class ImageStore:
 
     def images(self) -> Iterator[Image]:
         """All of them."""
-        for record in (self.root / "images").glob("[!.]*.json"):
+        for image_id in self._ids():
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # removed since, or damaged
-                yield self._read(record.stem)
+                yield self._read(image_id)
+
+    def _ids(self) -> Iterator[str]:
+        for record in (self.root / "images").glob("[!.]*.json"):
+            yield record.stem
 
     def _read(self, image_id: str) -> Image:
         if not re.fullmatch(r"[0-9a-f]{64}", image_id):
@@ -198,8 +208,7 @@ class ImageStore:
     @contextlib.asynccontextmanager
     async def only_one(self, digest: str) -> AsyncIterator[None]:
         """One process at a time for one layer."""
-        path = self.root / "partial" / f"{digest}.lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = self._open_lock(f"partial/{digest}.lock")
         try:
             while not _try_lock(fd):  # noqa: ASYNC110 - another process's lock tells nobody
                 await asyncio.sleep(LOCK_PAUSE_SECONDS)
@@ -240,15 +249,18 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _locked(self, name: str, how: int) -> Iterator[None]:
-        try:
-            fd = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ImageError(f"image store {self.root} cannot be changed: {error.strerror}") from error
+        fd = self._open_lock(name)
         try:
             fcntl.flock(fd, how)
             yield
         finally:
             os.close(fd)
+
+    def _open_lock(self, name: str) -> int:
+        try:
+            return os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ImageError(f"image store {self.root} cannot be changed: {error.strerror}") from error
 
     # -- removing
 
@@ -306,12 +318,12 @@ class ImageStore:
     def _forget_unnamed(self) -> None:
         """Images whose name now names another, unless sandboxes use them still."""
         names = set(self.names().values())
-        for record in (self.root / "images").glob("[!.]*.json"):
-            if record.stem in names:
+        for image_id in self._ids():
+            if image_id in names:
                 continue
-            with self._unused(record.stem) as unused:
+            with self._unused(image_id) as unused:
                 if unused:
-                    record.unlink(missing_ok=True)
+                    self._record(image_id).unlink(missing_ok=True)
 
 
 def _try_lock(fd: int) -> bool:
