@@ -20,6 +20,7 @@ from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import Draining, Internal, SandboxdError, SandboxLost, StartFailed
 from sandboxd.forking import Forks
+from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds, Ledger
 from sandboxd.lifetime import Tasks
 from sandboxd.starting import RetryPolicy, Starter
@@ -55,6 +56,8 @@ class Listener(Protocol):
     """Who waits for sandboxes. All methods are synchronous: the ledger has already moved on."""
 
     def granted(self, ticket: int, sandbox: Sandbox) -> None: ...
+
+    def forked(self, sandbox: Sandbox, lease: Lease) -> None: ...
 
     def refused(self, ticket: int, error: SandboxdError) -> None: ...
 
@@ -167,19 +170,21 @@ class Fleet:
         self.ledger.start_succeeded(sandbox.id)
         self.pump()
 
-    def fork(self, source: Sandbox, count: int) -> tuple[list[Sandbox], asyncio.Future[None]]:
+    def fork(self, source: Sandbox, count: int, lease: Lease) -> tuple[list[Sandbox], asyncio.Future[None]]:
         """Begins to start sandboxes with the files of `source`, all or none. They are leased when the future
         is done, which else has the error. Raises PoolFull.
         """
         forks = [Sandbox(name, self._clock.now()) for name in self.ledger.fork(count)]
         done: asyncio.Future[None] = _told_later()
-        task = self._tasks.create_task(self._fork(source, forks, done), name=f"fork {source.id}")
+        task = self._tasks.create_task(self._fork(source, forks, lease, done), name=f"fork {source.id}")
         task.add_done_callback(lambda _: self._fork_ended(forks, done))
         for fork in forks:
             self.sandboxes[fork.id], fork.task = fork, task
         return forks, done
 
-    async def _fork(self, source: Sandbox, forks: list[Sandbox], done: asyncio.Future[None]) -> None:
+    async def _fork(
+        self, source: Sandbox, forks: list[Sandbox], lease: Lease, done: asyncio.Future[None]
+    ) -> None:
         begin = self._clock.now()
         try:
             await self._start_forks(source, forks)
@@ -189,6 +194,7 @@ class Fleet:
                     fork.state = SandboxState.ACTIVE
                     fork.task = self._tasks.create_task(self._watch(fork), name=f"watch {fork.id}")
                     self.ledger.forked(fork.id)
+                    self._listener.forked(fork, lease)
                 done.set_result(None)
         except SandboxdError as error:
             self.ledger.totals.start_failures += 1

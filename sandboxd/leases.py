@@ -1,8 +1,18 @@
-"""When each lease ends. Pure: the caller says what time it is."""
+"""What a lease says, and when each ends. Pure: the caller says what time it is."""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What an acquirer asks for besides a sandbox."""
+
+    ttl: float | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    request_id: str = ""
 
 
 class LeaseTable:

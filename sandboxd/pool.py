@@ -24,7 +24,7 @@ from sandboxd.errors import (
     SandboxNotFound,
 )
 from sandboxd.fleet import Fleet, Sandbox
-from sandboxd.leases import LeaseTable
+from sandboxd.leases import Lease, LeaseTable
 from sandboxd.ledger import Bounds
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import PoolStats, SandboxState, Template
@@ -43,12 +43,11 @@ class PoolOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """What an acquirer asks for besides a sandbox."""
+class _Waiter:
+    """Who waits for a sandbox, and what is to be written on the lease in the moment it is granted."""
 
-    ttl: float | None = None
-    labels: dict[str, str] = field(default_factory=dict)
-    request_id: str = ""
+    lease: Lease
+    granted: asyncio.Future[Sandbox]
 
 
 class Pool:
@@ -71,7 +70,7 @@ class Pool:
         self._ledger = self._fleet.bind(options.bounds, self)
         self._leases = LeaseTable()
         self._nudge = asyncio.Event()
-        self._waiters: dict[int, asyncio.Future[Sandbox]] = {}
+        self._waiters: dict[int, _Waiter] = {}
         self._requests: dict[str, asyncio.Future[Sandbox]] = {}
         self._endings: OrderedDict[str, SandboxdError] = OrderedDict()
         self._draining = False
@@ -130,16 +129,12 @@ class Pool:
     async def _acquire(self, lease: Lease, timeout: float | None) -> Sandbox:
         ticket = self._ledger.enqueue()
         future: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
-        self._waiters[ticket] = future
+        self._waiters[ticket] = _Waiter(lease, future)
         self._fleet.pump()
         if not future.done():
             await self._wait_for_grant(ticket, future, timeout)
-        sandbox = future.result()
-        if sandbox.state is not SandboxState.ACTIVE:
-            return self.get(sandbox.id)
-        sandbox.labels, sandbox.request_id = lease.labels, lease.request_id
-        self._set_expiry(sandbox, lease.ttl or self._options.default_ttl)
-        return sandbox
+        # It may have died since.
+        return self.get(future.result().id)
 
     async def _wait_for_grant(
         self, ticket: int, future: asyncio.Future[Sandbox], timeout: float | None
@@ -175,16 +170,12 @@ class Pool:
         source = self.get(sandbox_id)
         if self._draining:
             raise Draining(f"pool {self.name!r} takes no new work: the daemon is shutting down")
-        forks, done = self._fleet.fork(source, count)
+        forks, done = self._fleet.fork(source, count, lease)
         try:
             await asyncio.shield(done)
         except asyncio.CancelledError:
             done.add_done_callback(lambda _: self._release_all(forks))
             raise
-        for fork in forks:
-            if fork.state is SandboxState.ACTIVE:  # one may have died already
-                fork.labels = lease.labels
-                self._set_expiry(fork, lease.ttl or self._options.default_ttl)
         return forks
 
     def _release_all(self, sandboxes: list[Sandbox]) -> None:
@@ -202,11 +193,17 @@ class Pool:
 
     def granted(self, ticket: int, sandbox: Sandbox) -> None:
         """The fleet's word that a waiter's sandbox is there."""
-        self._waiters.pop(ticket).set_result(sandbox)
+        waiter = self._waiters.pop(ticket)
+        self._lease(sandbox, waiter.lease)
+        waiter.granted.set_result(sandbox)
+
+    def forked(self, sandbox: Sandbox, lease: Lease) -> None:
+        """The fleet's word that a fork runs."""
+        self._lease(sandbox, lease)
 
     def refused(self, ticket: int, error: SandboxdError) -> None:
         """The fleet's word that a waiter's start failed for good."""
-        self._waiters.pop(ticket).set_exception(error)
+        self._waiters.pop(ticket).granted.set_exception(error)
 
     def died(self, sandbox: Sandbox, error: SandboxLost) -> None:
         """The fleet's word that a leased sandbox ended by itself."""
@@ -299,6 +296,10 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {self._ledger!r}>"
+
+    def _lease(self, sandbox: Sandbox, lease: Lease) -> None:
+        sandbox.labels, sandbox.request_id = lease.labels, lease.request_id
+        self._set_expiry(sandbox, lease.ttl or self._options.default_ttl)
 
     def _set_expiry(self, sandbox: Sandbox, ttl: float) -> None:
         sandbox.ttl = ttl

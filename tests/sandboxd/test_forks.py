@@ -18,7 +18,7 @@ from sandboxd.backends.fake import FakeScript
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.errors import InvalidRequest, PoolFull, SandboxLost, SandboxNotFound, StartFailed
 from sandboxd.images.store import ImageStore
-from sandboxd.pool import Lease
+from sandboxd.leases import Lease
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Command, Limits, Template
 from tests.sandboxd.backend_kit import Case, execute, shell

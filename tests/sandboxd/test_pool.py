@@ -20,7 +20,7 @@ from sandboxd.errors import (
     StartFailed,
 )
 from sandboxd.fleet import DESTROY_PAUSE, FILL_PAUSE_FIRST
-from sandboxd.pool import Lease
+from sandboxd.leases import Lease
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Template
 
