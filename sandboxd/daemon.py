@@ -27,7 +27,10 @@ from sandboxd.backends import open_backend
 from sandboxd.backends.base import Backend
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.config import Config, ConfigError
+from sandboxd.journal import JournalFile
+from sandboxd.lifetime import Tasks
 from sandboxd.pool import Pool
+from sandboxd.recovery import reclaim, recover
 from sandboxd.service import Pools, PoolService, SandboxService
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
@@ -97,6 +100,55 @@ async def _open_backends(config: Config, stack: contextlib.AsyncExitStack) -> di
     return backends
 
 
+@contextlib.contextmanager
+def _journal(state_dir: Path) -> Iterator[JournalFile]:
+    """An orderly end leaves nothing that another daemon could take over."""
+    journal = JournalFile(state_dir / "journal.sqlite3")
+    try:
+        with journal.open():
+            yield journal
+    except OSError as error:
+        raise ConfigError(
+            f"the journal {journal.path} cannot be used: {error.strerror or error}; free some space or name"
+            " another place with --state-dir"
+        ) from error
+    journal.remove()
+
+
+async def _open_pools(
+    config: Config,
+    backends: dict[str, Backend],
+    journal: JournalFile,
+    clock: Clock,
+    stack: contextlib.AsyncExitStack,
+) -> dict[str, Pool]:
+    """Pools that go on where a killed daemon's ended, and the end of what is nobody's."""
+    unclaimed = {kind: set(await backend.list_ids()) for kind, backend in backends.items()}
+    pools = {}
+    for name, settings in config.pools.items():
+        backend, own = backends[settings.backend], journal.pool(name)
+        pool = Pool(
+            name,
+            backend=backend,
+            template=settings.template(name),
+            options=settings.options(),
+            clock=clock,
+            journal=own,
+        )
+        left = unclaimed[settings.backend]
+        left -= await recover(pool, backend, own, left)
+        pools[name] = pool
+    journal.keep_only(set(pools))
+    reclaiming = await stack.enter_async_context(Tasks())
+    for kind, left in unclaimed.items():
+        task = reclaiming.create_task(reclaim(backends[kind], left, clock), name=f"reclaim {kind}")
+        # What is left at the end is swept by the backend's own `close`.
+        stack.callback(task.cancel)
+    for pool in pools.values():
+        await stack.enter_async_context(pool.run())
+    return pools
+
+
 def _server(pools: Pools) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     server = grpc.aio.server(options=OPTIONS)
     checks = health.aio.HealthServicer()
@@ -163,13 +215,8 @@ async def running(config: Config, *, clock: Clock | None = None) -> AsyncIterato
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(state_directory(config.state_dir))
         backends = await _open_backends(config, stack)
-        pools = {}
-        for name, settings in config.pools.items():
-            template, options = settings.template(name), settings.options()
-            pool = Pool(
-                name, backend=backends[settings.backend], template=template, options=options, clock=clock
-            )
-            pools[name] = await stack.enter_async_context(pool.run())
+        journal = stack.enter_context(_journal(config.state_dir))
+        pools = await _open_pools(config, backends, journal, clock, stack)
         server, checks = _server(Pools(pools, clock))
         addresses = _listen(server, config)
         await server.start()

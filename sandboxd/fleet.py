@@ -13,16 +13,17 @@ import statistics
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
-from sandboxd.errors import Draining, Internal, SandboxdError, SandboxLost, StartFailed
+from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
 from sandboxd.forking import Forks
+from sandboxd.journal import Journal
 from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds, Ledger
-from sandboxd.lifetime import Tasks
+from sandboxd.lifetime import Tasks, settle, told_later
+from sandboxd.sandbox import Sandbox
 from sandboxd.starting import RetryPolicy, Starter
 from sandboxd.types import SandboxState, Template
 
@@ -33,23 +34,6 @@ START_SAMPLES = 256
 FILL_PAUSE_FIRST, FILL_PAUSE_LAST = 1.0, 60.0
 # A destruction that fails is tried again after this pause; meanwhile the sandbox counts as deleting.
 DESTROY_PAUSE = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class Sandbox:
-    """What the pool knows of one sandbox. Times are the pool's clock's."""
-
-    id: str
-    created: float
-    state: SandboxState = SandboxState.STARTING
-    connection: Connection | None = None
-    task: asyncio.Task[None] | None = None
-    expiry: float | None = None
-    ttl: float = 0.0
-    labels: dict[str, str] = field(default_factory=dict)
-    request_id: str = ""
-    template: Template | None = None
-    """Its own, where it is not the pool's: a fork's."""
 
 
 class Listener(Protocol):
@@ -70,9 +54,18 @@ class Fleet:
     """The sandboxes of one pool and the tasks that start, watch and destroy them."""
 
     def __init__(
-        self, name: str, *, backend: Backend, template: Template, retry: RetryPolicy, clock: Clock
+        self,
+        name: str,
+        *,
+        backend: Backend,
+        template: Template,
+        retry: RetryPolicy,
+        clock: Clock,
+        journal: Journal,
     ) -> None:
         self.sandboxes: dict[str, Sandbox] = {}
+        self.journal = journal
+        self._made_from = template.digest
         self.last_failure = ""
         self._name = name
         self._template = template
@@ -99,6 +92,8 @@ class Fleet:
     async def run(self) -> AsyncIterator[asyncio.TaskGroup]:
         """Keeps the pool filled until the block ends, then destroys every sandbox and returns."""
         async with Tasks() as self._tasks:
+            for sandbox in self.sandboxes.values():
+                self._begin_to_watch(sandbox)
             self.pump()
             try:
                 yield self._tasks
@@ -126,6 +121,14 @@ class Fleet:
                 case SandboxState.ACTIVE:
                     self.ledger.release(sandbox.id)
                     self.destroy(sandbox)
+        self.journal.commit(self.ledger.totals)
+
+    def adopt(self, sandbox: Sandbox) -> None:
+        """Takes over a sandbox of an earlier daemon, before `run`."""
+        self.ledger.adopt(sandbox.id, leased=sandbox.state is SandboxState.ACTIVE)
+        self.sandboxes[sandbox.id] = sandbox
+        if sandbox.template:
+            self._forks.count_in(sandbox.template)
 
     def start_seconds(self) -> float | None:
         """Median of recent starts, in seconds; None before the first."""
@@ -148,6 +151,12 @@ class Fleet:
         for sandbox_id in self.ledger.surplus():
             self.ledger.retire(sandbox_id)
             self._begin_to_destroy(self.sandboxes[sandbox_id])
+        # Before anybody hears of it: those who wait run after this.
+        self.journal.commit(self.ledger.totals)
+
+    def keep(self, sandbox: Sandbox) -> None:
+        """Notes that it is ready, or what its lease says now; whoever calls this pumps or commits."""
+        self.journal.keep(sandbox.entry(self._made_from))
 
     async def _start(self, sandbox: Sandbox) -> None:
         begin = self._clock.now()
@@ -166,7 +175,8 @@ class Fleet:
         self._start_seconds.append(self._clock.now() - begin)
         self._fill_pause, self._may_fill, self.last_failure = 0.0, True, ""
         sandbox.state = SandboxState.WARM
-        sandbox.task = self._tasks.create_task(self._watch(sandbox), name=f"watch {sandbox.id}")
+        self._begin_to_watch(sandbox)
+        self.keep(sandbox)
         self.ledger.start_succeeded(sandbox.id)
         self.pump()
 
@@ -175,7 +185,7 @@ class Fleet:
         is done, which else has the error. Raises PoolFull.
         """
         forks = [Sandbox(name, self._clock.now()) for name in self.ledger.fork(count)]
-        done: asyncio.Future[None] = _told_later()
+        done: asyncio.Future[None] = told_later()
         task = self._tasks.create_task(self._fork(source, forks, lease, done), name=f"fork {source.id}")
         task.add_done_callback(lambda _: self._fork_ended(forks, done))
         for fork in forks:
@@ -192,9 +202,10 @@ class Fleet:
                 for fork in forks:
                     self._start_seconds.append(self._clock.now() - begin)
                     fork.state = SandboxState.ACTIVE
-                    fork.task = self._tasks.create_task(self._watch(fork), name=f"watch {fork.id}")
+                    self._begin_to_watch(fork)
                     self.ledger.forked(fork.id)
                     self._listener.forked(fork, lease)
+                self.journal.commit(self.ledger.totals)
                 done.set_result(None)
         except SandboxdError as error:
             self.ledger.totals.start_failures += 1
@@ -215,7 +226,7 @@ class Fleet:
             if fork.id in self.ledger.forking:
                 self.ledger.fork_withdrawn(fork.id)
                 del self.sandboxes[fork.id]
-        _settle(done)
+        settle(done)
         self.pump()
 
     async def _start_forks(self, source: Sandbox, forks: list[Sandbox]) -> None:
@@ -231,9 +242,9 @@ class Fleet:
         """Begins to store a sandbox's files as an image; the future has the bytes copied, or what
         `Backend.snapshot` raises.
         """
-        done: asyncio.Future[int] = _told_later()
+        done: asyncio.Future[int] = told_later()
         task = self._tasks.create_task(self._snapshot(sandbox, image, done), name=f"snapshot {sandbox.id}")
-        task.add_done_callback(lambda _: _settle(done))
+        task.add_done_callback(lambda _: settle(done))
         return task, done
 
     async def _snapshot(self, sandbox: Sandbox, image: str, done: asyncio.Future[int]) -> None:
@@ -309,6 +320,9 @@ class Fleet:
         self._refill = None
         self.pump()
 
+    def _begin_to_watch(self, sandbox: Sandbox) -> None:
+        sandbox.task = self._tasks.create_task(self._watch(sandbox), name=f"watch {sandbox.id}")
+
     async def _watch(self, sandbox: Sandbox) -> None:
         if sandbox.connection is None:
             raise Internal(f"sandbox {sandbox.id!r} is ready but has no connection")
@@ -333,6 +347,7 @@ class Fleet:
         if sandbox.task:
             sandbox.task.cancel()
         sandbox.state = SandboxState.DELETING
+        self.journal.forget(sandbox.id)
         sandbox.task = self._tasks.create_task(self._destroy(sandbox), name=f"destroy {sandbox.id}")
 
     async def _destroy(self, sandbox: Sandbox) -> None:
@@ -357,16 +372,3 @@ def _faults_fail_the_start(doing: str, *, known: type[SandboxdError]) -> Iterato
     except Exception as error:
         logger.exception("%s", doing)
         raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error
-
-
-def _told_later() -> asyncio.Future[Any]:
-    """What a task will have to say; a failure whose caller has left is not reported as unhandled."""
-    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    done.add_done_callback(lambda future: future.exception())
-    return done
-
-
-def _settle(done: asyncio.Future[Any]) -> None:
-    """The task has ended; where it said nothing it was cancelled, perhaps before its first step."""
-    if not done.done():
-        done.set_exception(Draining("the daemon is shutting down"))

@@ -34,7 +34,7 @@ class Forks:
         with self.held(template):
             forks = await self._backend.branch(source, template, secrets.token_hex(8))
             for _ in range(users):
-                self._users.update(forks.branches)
+                self.count_in(forks)
         return forks
 
     async def start(self, template: Template, names: Sequence[str]) -> list[Connection]:
@@ -62,11 +62,15 @@ class Forks:
     @contextlib.contextmanager
     def held(self, template: Template) -> Iterator[None]:
         """What a sandbox of this template began with stays meanwhile."""
-        self._users.update(template.branches)
+        self.count_in(template)
         try:
             yield
         finally:
             self.count_out(template)
+
+    def count_in(self, template: Template) -> None:
+        """One user more of all that the template begins with."""
+        self._users.update(template.branches)
 
     def count_out(self, template: Template) -> None:
         """One user less of all that the template begins with."""

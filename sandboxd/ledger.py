@@ -179,6 +179,13 @@ class Ledger:
         self.backing_off.discard(sandbox_id)
         self.resumable.pop(sandbox_id, None)
 
+    def adopt(self, sandbox_id: str, *, leased: bool) -> None:
+        """A sandbox of an earlier daemon → WARM or ACTIVE; `totals` count it already."""
+        if leased:
+            self.active.add(sandbox_id)
+        else:
+            self.warm[sandbox_id] = None
+
     def fork(self, count: int) -> tuple[str, ...]:
         """New → FORKING, all or none. Raises PoolFull."""
         room = self.bounds.size_limit - self.size

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from sandboxd.errors import Draining
+
 PR_SET_PDEATHSIG = 1
 
 Result = TypeVar("Result")
@@ -39,6 +41,19 @@ async def in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
     finally:
         if not working.done():
             await asyncio.wait([working])
+
+
+def told_later() -> asyncio.Future[Any]:
+    """What a task will have to say; a failure whose caller has left is not reported as unhandled."""
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    done.add_done_callback(lambda future: future.cancelled() or future.exception())
+    return done
+
+
+def settle(done: asyncio.Future[Any]) -> None:
+    """The task has ended; where it said nothing it was cancelled, perhaps before its first step."""
+    if not done.done():
+        done.set_exception(Draining("the daemon is shutting down"))
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

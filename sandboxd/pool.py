@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from sandboxd.backends.base import Backend, Connection
@@ -23,14 +23,17 @@ from sandboxd.errors import (
     SandboxLost,
     SandboxNotFound,
 )
-from sandboxd.fleet import Fleet, Sandbox
+from sandboxd.fleet import Fleet
+from sandboxd.journal import REMEMBERED_ENDINGS, Ending, Entry, Journal, MemoryJournal, Past
 from sandboxd.leases import Lease, LeaseTable
 from sandboxd.ledger import Bounds
+from sandboxd.sandbox import Sandbox, template_of
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import PoolStats, SandboxState, Template
 
-# Ended leases are remembered so that a late call hears LEASE_EXPIRED or SANDBOX_LOST, not NOT_FOUND.
-REMEMBERED_ENDINGS = 10_000
+# Who could not renew because no daemon ran may do so for this long after the next has begun.
+RENEWAL_GRACE_SECONDS = 10.0
+ENDINGS: dict[str, type[SandboxdError]] = {error.reason: error for error in (LeaseExpired, SandboxLost)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,21 @@ class Pool:
         template: Template,
         options: PoolOptions,
         clock: Clock | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.name = name
         self.template = template
         self._options = options
         self._clock = clock or MonotonicClock()
-        self._fleet = Fleet(name, backend=backend, template=template, retry=options.retry, clock=self._clock)
+        self._journal = journal or MemoryJournal()
+        self._fleet = Fleet(
+            name,
+            backend=backend,
+            template=template,
+            retry=options.retry,
+            clock=self._clock,
+            journal=self._journal,
+        )
         self._ledger = self._fleet.bind(options.bounds, self)
         self._leases = LeaseTable()
         self._nudge = asyncio.Event()
@@ -89,6 +101,37 @@ class Pool:
             finally:
                 self.drain()
                 expiry.cancel()
+
+    def restore(self, past: Past, connections: Mapping[str, Connection]) -> None:
+        """Goes on, before `run`, where an earlier daemon was killed: with the sandboxes that are still there,
+        by the `connections` to them, and with the losses of the others.
+        """
+        self._ledger.totals = past.totals
+        for ending in past.endings:
+            self._remember(ending.id, ENDINGS[ending.reason](ending.message, metadata=ending.metadata))
+        for entry in past.entries:
+            connection = connections.get(entry.id)
+            if connection is not None:
+                self._adopt(entry, connection)
+                continue
+            self._journal.forget(entry.id)
+            if entry.expiry is not None:
+                self._ledger.totals.lost += 1
+                message = f"sandbox {entry.id!r} died while no daemon ran"
+                self._ended(Sandbox(entry.id, entry.created), SandboxLost(message))
+        self._journal.commit(self._ledger.totals)
+
+    def _adopt(self, entry: Entry, connection: Connection) -> None:
+        own = template_of(entry, self.template) if entry.branches else None
+        sandbox = Sandbox.adopted(entry, connection, own)
+        self._fleet.adopt(sandbox)
+        if sandbox.expiry is None:
+            return
+        grace = self._clock.now() + min(sandbox.ttl, RENEWAL_GRACE_SECONDS)
+        self._expire_at(sandbox, max(sandbox.expiry, grace))
+        if sandbox.request_id:
+            granted = self._requests[sandbox.request_id] = asyncio.get_running_loop().create_future()
+            granted.set_result(sandbox)
 
     async def acquire(self, lease: Lease | None = None, *, timeout: float | None = None) -> Sandbox:
         """Leases a sandbox, waiting up to `timeout` seconds.
@@ -213,6 +256,8 @@ class Pool:
         """Moves the lease's end to now plus `ttl` (the last one when None). Raises as `get`."""
         sandbox = self.get(sandbox_id)
         self._set_expiry(sandbox, ttl or sandbox.ttl)
+        self._fleet.keep(sandbox)
+        self._journal.commit(self._ledger.totals)
         return sandbox
 
     def release(self, sandbox_id: str) -> None:
@@ -300,10 +345,14 @@ class Pool:
     def _lease(self, sandbox: Sandbox, lease: Lease) -> None:
         sandbox.labels, sandbox.request_id = lease.labels, lease.request_id
         self._set_expiry(sandbox, lease.ttl or self._options.default_ttl)
+        self._fleet.keep(sandbox)
 
     def _set_expiry(self, sandbox: Sandbox, ttl: float) -> None:
         sandbox.ttl = ttl
-        sandbox.expiry = self._clock.now() + ttl
+        self._expire_at(sandbox, self._clock.now() + ttl)
+
+    def _expire_at(self, sandbox: Sandbox, expiry: float) -> None:
+        sandbox.expiry = expiry
         self._leases.put(sandbox.id, sandbox.expiry)
         if self._leases.next_expiry() == sandbox.expiry:
             self._nudge.set()
@@ -311,7 +360,12 @@ class Pool:
     def _ended(self, sandbox: Sandbox, ending: SandboxdError) -> None:
         self._leases.drop(sandbox.id)
         self._requests.pop(sandbox.request_id, None)
-        self._endings[sandbox.id] = ending
+        self._remember(sandbox.id, ending)
+        if ending.reason != SandboxNotFound.reason:
+            self._journal.ended(Ending(sandbox.id, ending.reason, ending.message, ending.metadata))
+
+    def _remember(self, sandbox_id: str, ending: SandboxdError) -> None:
+        self._endings[sandbox_id] = ending
         if len(self._endings) > REMEMBERED_ENDINGS:
             self._endings.popitem(last=False)
 

@@ -21,9 +21,9 @@ from sandboxd import wire
 from sandboxd.backends.base import Commands, Execution, Files
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, InvalidRequest, PoolNotFound, SandboxdError, SandboxNotFound
-from sandboxd.fleet import Sandbox
 from sandboxd.leases import Lease
 from sandboxd.pool import Pool
+from sandboxd.sandbox import Sandbox
 from sandboxd.status import to_status
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, Stderr, Stdout
 from sandboxd.uploads import upload

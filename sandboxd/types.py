@@ -7,6 +7,7 @@ environment, paths, output.
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 from dataclasses import dataclass, field
 
@@ -60,6 +61,11 @@ class Template:
     start_timeout: float = 30.0
     pull_timeout: float = 600.0
     branches: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Equal for templates whose sandboxes are alike."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
 class SandboxState(enum.Enum):

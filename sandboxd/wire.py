@@ -8,8 +8,8 @@ from typing import TypeVar
 from google.protobuf import duration_pb2, timestamp_pb2
 
 from sandboxd.errors import InvalidRequest
-from sandboxd.fleet import Sandbox
 from sandboxd.pool import Pool
+from sandboxd.sandbox import Sandbox
 from sandboxd.types import (
     COMMAND_ID,
     POOL_PREFIX,

@@ -177,6 +177,13 @@ class Backend(Protocol):
         """
         ...
 
+    async def adopt(self, sandbox_id: str, template: Template) -> Connection:
+        """Connects to a sandbox that an earlier daemon made from this template, and returns when it answers.
+
+        Raises SandboxLost; StartFailed where what it was made from is not known any more.
+        """
+        ...
+
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         """Keeps a copy of what the sandbox has written, under the caller's name for it, and returns the
         template of sandboxes that begin with it.

@@ -130,11 +130,20 @@ class DockerBackend:
             except BaseException:
                 await self.destroy(sandbox_id)
                 raise
+        return self._connection(sandbox_id, template)
+
+    def _connection(self, sandbox_id: str, template: Template) -> Connection:
         path = self._directory(sandbox_id) / SOCKET
-        # A runtime with a kernel of its own (gVisor) may keep the guest's socket inside.
-        if image.has_python and path.exists():
+        # None from an image without Python; and a runtime with a kernel of its own (gVisor) keeps it inside.
+        if path.exists():
             return _ContainerGuest(self._engine, self._name(sandbox_id), sandbox_id, path, template)
         return ExecConnection(self._engine, self._name(sandbox_id), sandbox_id, template)
+
+    async def adopt(self, sandbox_id: str, template: Template) -> Connection:
+        """See `base.Backend.adopt`."""
+        connection = self._connection(sandbox_id, template)
+        await connection.ping()
+        return connection
 
     async def destroy(self, sandbox_id: str) -> None:
         """Kills and removes the container with its volumes, and its directory."""

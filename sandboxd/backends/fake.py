@@ -99,6 +99,13 @@ class FakeBackend:
             raise
         return connection
 
+    async def adopt(self, sandbox_id: str, template: Template) -> FakeConnection:
+        connection = self._alive.get(sandbox_id)
+        if connection is None:
+            raise SandboxLost(f"sandbox {sandbox_id} is gone")
+        await connection.ping()
+        return connection
+
     async def destroy(self, sandbox_id: str) -> None:
         if self.script.destroy_failures:
             self.script.destroy_failures -= 1

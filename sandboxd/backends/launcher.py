@@ -10,7 +10,8 @@ They outlive the daemon. When no daemon has been connected for the grace, the la
 and itself. When the launcher dies, the kernel kills the guests, and the keeper removes their remains.
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
-    {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "pids"}
+    {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "pids", "images"}
+                                                and any other daemon is heard no more
     {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers", "branches", "host_system"}
                                              → {} once its socket takes connections
     {"do": "copy", "id" or "from_branch", "to_branch" or "to_partial"}
@@ -37,7 +38,7 @@ from sandboxd.backends.rootfs import BRANCH_PREFIX
 from sandboxd.backends.sweeper import remove_tree
 from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
 
-VERSION = 2
+VERSION = 3
 CONTROL_SOCKET = "launcher.sock"
 GUEST_SOCKET = "guest.sock"
 GUEST_BACKLOG = 512
@@ -72,6 +73,13 @@ class Lines:
             self._pending += line + b"\n"
             self._flush()
 
+    def close(self) -> None:
+        """As if the other side had gone."""
+        if self._sock.fileno() >= 0:
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+            self._ended()
+
     def _ready(self, mask: int) -> None:
         if mask & OUT:
             self._flush()
@@ -87,9 +95,7 @@ class Lines:
             data = b""
         self._received += data
         if not data:
-            self._loop.unwatch(self._sock.fileno())
-            self._sock.close()
-            self._ended()
+            self.close()
             return
         *lines, rest = self._received.split(b"\n")
         self._received = rest
@@ -119,7 +125,13 @@ class Daemon:
 
     def _heard(self, line: bytes) -> None:
         message = json.loads(line)
+        if message["do"] == "hello":
+            self._launcher.greeted_by(self)
         self._launcher.asked(message, self._answer(message["n"]))
+
+    def dismiss(self) -> None:
+        """Hears no more of it: what it asked for and was not read yet is not done."""
+        self._lines.close()
 
     def _answer(self, number: int) -> Reply:
         return lambda reply: self.send({**reply, "n": number})
@@ -187,11 +199,22 @@ class Launcher:
         if self._alone is not None:
             self._alone.cancel()
 
+    def greeted_by(self, daemon: Daemon) -> None:
+        """There is one daemon at a time: an earlier one has died, and its last orders may still be unread."""
+        for other in self._daemons - {daemon}:
+            other.dismiss()
+
     def left(self, daemon: Daemon) -> None:
         """A daemon let go, or died."""
         self._daemons.discard(daemon)
-        if not self._daemons:
-            self._wait_for_daemon()
+        if self._daemons:
+            return
+        # The next one would not know of these.
+        for name in [name for name, sandbox in self._sandboxes.items() if sandbox.dead]:
+            self._destroy(name, lambda _: None)
+        if self._alone is not None:
+            self._alone.cancel()
+        self._wait_for_daemon()
 
     def _wait_for_daemon(self) -> None:
         self._alone = self.loop.after(self._grace, lambda: self._close(lambda _: None))
@@ -203,7 +226,8 @@ class Launcher:
             enforced = sorted(self._confinement.enforced)
             pids = {name: sandbox.pid for name, sandbox in self._sandboxes.items() if not sandbox.dead}
             own = {"pid": os.getpid(), "keeper": os.getppid()}
-            reply({"version": VERSION, **own, "enforced": enforced, "pids": pids})
+            images = {name: sandbox.image for name, sandbox in self._sandboxes.items() if sandbox.image}
+            reply({"version": VERSION, **own, "enforced": enforced, "pids": pids, "images": images})
         elif what == "create":
             self._create(message, reply)
         elif what == "destroy":
@@ -311,6 +335,9 @@ class Launcher:
     def _died(self, name: str, why: str) -> None:
         sandbox = self._sandboxes[name]
         sandbox.dead = True
+        if not sandbox.waiting and not self._daemons:
+            # Nobody is there who would ask for it.
+            sandbox.waiting.append(lambda _: None)
         if sandbox.waiting:
             self._sweep(name)
             return

@@ -35,7 +35,7 @@ START_SECONDS = 20.0
 # A start with less room than this on the disk would only fail later, inside the sandbox.
 ROOM_BYTES = 64 << 20
 CONTROL_LINE_BYTES = 4 << 20
-VERSION = 2
+VERSION = 3
 LOCK_FILE, LOG_FILE = "launcher.lock", "launcher.log"
 
 
@@ -66,6 +66,7 @@ class NamespaceBackend:
         self._link: Link | None = None
         self._linking = asyncio.Lock()
         self._images: dict[str, Image] = {}
+        self._image_ids: dict[str, str] = {}
         self._enforced: frozenset[str] = frozenset()
         self._keeper_end: asyncio.Future[None] | None = None
         self.launcher_pid: int | None = None
@@ -87,7 +88,12 @@ class NamespaceBackend:
         """See `base.Backend.close`; the launcher ends, too, and with it all that it made."""
         async with self._linking:
             link, self._link = self._link, None
+            if link is not None and link.broken:
+                await link.close()
+                # It has died, or another daemon was heard since.
+                link = await self._find()
             if link is None:
+                await self.keeper_ended()
                 self._remove_state()
                 return
             try:
@@ -202,8 +208,7 @@ class NamespaceBackend:
             self._images[sandbox_id] = image
         try:
             await self._order(link, sandbox_id, template, image)
-            socket_path = self._state / "sandboxes" / sandbox_id / "guest.sock"
-            connection = GuestConnection(sandbox_id, socket_path, template, lost=lost)
+            connection = GuestConnection(sandbox_id, self._socket(sandbox_id), template, lost=lost)
             await connection.ping()
         except SandboxLost as error:
             await self.destroy(sandbox_id)
@@ -214,6 +219,20 @@ class NamespaceBackend:
             await asyncio.shield(self.destroy(sandbox_id))
             raise
         return connection
+
+    async def adopt(self, sandbox_id: str, template: Template) -> GuestConnection:
+        """See `base.Backend.adopt`."""
+        link = await self._connected()
+        if (image_id := self._image_ids.get(sandbox_id)) is not None:
+            image = self._images[sandbox_id] = self._image(image_id)
+            template = replace(template, env={**image.environment(), **template.env})
+        lost = link.lost[sandbox_id] = asyncio.get_running_loop().create_future()
+        connection = GuestConnection(sandbox_id, self._socket(sandbox_id), template, lost=lost)
+        await connection.ping()
+        return connection
+
+    def _socket(self, sandbox_id: str) -> Path:
+        return self._state / "sandboxes" / sandbox_id / "guest.sock"
 
     def _check_room(self) -> None:
         """Raises StartFailed; retryable, for others may end and give room back."""
@@ -327,6 +346,7 @@ class NamespaceBackend:
                     f" {VERSION}; stop it (pid {hello['pid']}) and start again"
                 )
             self._link = link
+            self._image_ids = hello["images"]
             self._watch_keeper(hello["keeper"])
             self._enforced = frozenset(hello["enforced"])
             self.launcher_pid = hello["pid"]

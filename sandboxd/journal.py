@@ -1,0 +1,306 @@
+"""What outlives a killed daemon: the ready sandboxes, who holds them, how leases ended, what was counted.
+
+A change is noted when it is decided and written by `commit`, before anybody hears of it: a client knows of no
+lease that the next daemon would not know of. What exists without being noted is nobody's, and is destroyed.
+
+Written for a kill, not for a power cut, which no sandbox outlives either: nothing waits for the disk, and a
+journal of another boot is thrown away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from sandboxd.ledger import Totals
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Ended leases are remembered so that a late call hears LEASE_EXPIRED or SANDBOX_LOST, not NOT_FOUND.
+REMEMBERED_ENDINGS = 10_000
+SCHEMA = f"""
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = OFF;
+PRAGMA user_version = {VERSION};
+CREATE TABLE IF NOT EXISTS sandboxes (id TEXT PRIMARY KEY, pool TEXT NOT NULL, entry TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS endings (id TEXT PRIMARY KEY, pool TEXT NOT NULL, ending TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS totals (pool TEXT PRIMARY KEY, totals TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A ready sandbox. Times are of the monotonic clock, which goes on while no daemon runs.
+
+    `expiry` is None while nobody holds it. `made_from` tells one template from another; `image` and
+    `branches` are a fork's own.
+    """
+
+    id: str
+    created: float
+    made_from: str
+    expiry: float | None = None
+    ttl: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+    request_id: str = ""
+    image: str | None = None
+    branches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a sandbox is no longer its holder's: the name of an error class, and what it says."""
+
+    id: str
+    reason: str
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Past:
+    """All that a journal knows of one pool; endings are the oldest first."""
+
+    entries: list[Entry] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+
+
+class Journal(Protocol):
+    """Of one pool. `keep`, `forget` and `ended` note; `commit` writes what was noted, all of it or nothing.
+
+    None of them raises: a pool goes on without a journal that cannot be written, and says so.
+    """
+
+    def past(self) -> Past:
+        """What the last daemon committed."""
+        ...
+
+    def keep(self, entry: Entry) -> None:
+        """The sandbox is ready, or its lease has changed."""
+        ...
+
+    def forget(self, sandbox_id: str) -> None:
+        """The sandbox is to be destroyed."""
+        ...
+
+    def ended(self, ending: Ending) -> None:
+        """What whoever still asks for it is to be told."""
+        ...
+
+    def commit(self, totals: Totals) -> None:
+        """Nothing to do when nothing was noted."""
+        ...
+
+
+class MemoryJournal:
+    """Forgets with its process: for pools that nobody restarts, and to play a restart with."""
+
+    def __init__(self) -> None:
+        self.committed = Past()
+        self._noted: list[Entry | Ending | str] = []
+
+    def past(self) -> Past:
+        self._noted = []
+        return dataclasses.replace(self.committed, totals=dataclasses.replace(self.committed.totals))
+
+    def keep(self, entry: Entry) -> None:
+        self._noted.append(entry)
+
+    def forget(self, sandbox_id: str) -> None:
+        self._noted.append(sandbox_id)
+
+    def ended(self, ending: Ending) -> None:
+        self._noted.append(ending)
+
+    def commit(self, totals: Totals) -> None:
+        entries = {entry.id: entry for entry in self.committed.entries}
+        endings = list(self.committed.endings)
+        for noted in self._noted:
+            match noted:
+                case Entry():
+                    entries[noted.id] = noted
+                case Ending():
+                    endings.append(noted)
+                case _:
+                    entries.pop(noted, None)
+        self._noted = []
+        self.committed = Past(
+            list(entries.values()), endings[-REMEMBERED_ENDINGS:], dataclasses.replace(totals)
+        )
+
+
+class JournalFile:
+    """The journal of a daemon, in one SQLite file in its state directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._boot = _read_boot()
+        self._broken = False
+
+    @contextmanager
+    def open(self) -> Iterator[JournalFile]:
+        """Reads it, or starts a new one where it is another boot's, another version's, or damaged.
+
+        Raises OSError.
+        """
+        marker = self.path.with_suffix(".boot")
+        if not marker.exists() or marker.read_text() != self._boot:
+            self.remove()
+            marker.write_text(self._boot)
+        with closing(self._connect()) as self._db:
+            yield self
+
+    def remove(self) -> None:
+        """Takes the files away."""
+        self._remove_database()
+        self.path.with_suffix(".boot").unlink(missing_ok=True)
+
+    def _remove_database(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            return self._opened()
+        except sqlite3.DatabaseError as error:
+            logger.error("the journal %s cannot be read and is begun anew: %s", self.path, error)
+        self._remove_database()
+        try:
+            return self._opened()
+        except sqlite3.Error as error:
+            raise OSError(0, str(error), str(self.path)) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, VERSION):
+                raise sqlite3.DatabaseError(f"it has version {version}, this daemon writes {VERSION}")
+            db.executescript(SCHEMA)
+            for (name,) in db.execute("SELECT pool FROM totals").fetchall():
+                _past(db, name)
+        except (TypeError, ValueError, KeyError) as error:
+            db.close()
+            raise sqlite3.DatabaseError(f"it holds what is no entry: {error}") from error
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def pool(self, name: str) -> PoolJournal:
+        """The part of one pool."""
+        return PoolJournal(self, name)
+
+    def keep_only(self, pools: set[str]) -> None:
+        """Forgets all others: they are not configured any more."""
+        known = {name for (name,) in self._db.execute("SELECT pool FROM totals")}
+        for table in ("sandboxes", "endings", "totals"):
+            self.write([(f"DELETE FROM {table} WHERE pool = ?", (pool,)) for pool in known - pools])  # noqa: S608
+
+    def past(self, pool: str) -> Past:
+        """See `Journal.past`."""
+        return _past(self._db, pool)
+
+    def write(self, statements: list[tuple[str, tuple[object, ...]]]) -> bool:
+        """All or nothing; False, said once in the log, when it cannot be written now."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    self._db.execute(statement, values)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            if not self._broken:
+                logger.error(
+                    "the journal %s cannot be written: %s; a daemon killed now would lose its leases",
+                    self.path,
+                    error,
+                )
+            self._broken = True
+            return False
+        if self._broken:
+            logger.warning("the journal %s is written again", self.path)
+        self._broken = False
+        return True
+
+
+class PoolJournal:
+    """Implements `Journal` in a file that the pools of a daemon share."""
+
+    def __init__(self, file: JournalFile, pool: str) -> None:
+        self._file = file
+        self._pool = pool
+        self._noted: OrderedDict[str, Entry | None] = OrderedDict()
+        self._endings: list[Ending] = []
+
+    def past(self) -> Past:
+        return self._file.past(self._pool)
+
+    def keep(self, entry: Entry) -> None:
+        self._noted[entry.id] = entry
+
+    def forget(self, sandbox_id: str) -> None:
+        self._noted[sandbox_id] = None
+
+    def ended(self, ending: Ending) -> None:
+        self._endings.append(ending)
+
+    def commit(self, totals: Totals) -> None:
+        if not self._noted and not self._endings:
+            return
+        statements: list[tuple[str, tuple[object, ...]]] = []
+        for sandbox_id, entry in self._noted.items():
+            if entry is None:
+                statements.append(("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,)))
+            else:
+                values = (sandbox_id, self._pool, _json(entry))
+                statements.append(("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?)", values))
+        for ending in self._endings:
+            values = (ending.id, self._pool, _json(ending))
+            statements.append(("INSERT OR REPLACE INTO endings VALUES (?, ?, ?)", values))
+        if self._endings:
+            too_old = "DELETE FROM endings WHERE rowid <= (SELECT max(rowid) - ? FROM endings)"
+            statements.append((too_old, (REMEMBERED_ENDINGS,)))
+        statements.append(("INSERT OR REPLACE INTO totals VALUES (?, ?)", (self._pool, _json(totals))))
+        if self._file.write(statements):
+            self._noted.clear()
+            self._endings.clear()
+
+
+def _past(db: sqlite3.Connection, pool: str) -> Past:
+    def read(column: str, table: str) -> list[dict[str, Any]]:
+        rows = db.execute(f"SELECT {column} FROM {table} WHERE pool = ? ORDER BY rowid", (pool,))  # noqa: S608
+        return [json.loads(text) for (text,) in rows]
+
+    totals = read("totals", "totals")
+    return Past(
+        [Entry(**{**values, "branches": tuple(values["branches"])}) for values in read("entry", "sandboxes")],
+        [Ending(**values) for values in read("ending", "endings")],
+        Totals(**totals[0]) if totals else Totals(),
+    )
+
+
+def _json(value: Entry | Ending | Totals) -> str:
+    return json.dumps({name: getattr(value, name) for name in value.__slots__})
+
+
+def _read_boot() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,64 @@
+"""What the pool knows of one sandbox, and the part of it that outlives the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from sandboxd.backends.base import Connection
+from sandboxd.journal import Entry
+from sandboxd.types import SandboxState, Template
+
+
+@dataclass(slots=True, eq=False)
+class Sandbox:
+    """One sandbox of a pool. Times are the pool's clock's."""
+
+    id: str
+    created: float
+    state: SandboxState = SandboxState.STARTING
+    connection: Connection | None = None
+    task: asyncio.Task[None] | None = None
+    expiry: float | None = None
+    ttl: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+    request_id: str = ""
+    template: Template | None = None
+    """Its own, where it is not the pool's: a fork's."""
+
+    def entry(self, made_from: str) -> Entry:
+        """For the journal; `made_from` is the digest of the pool's template."""
+        own = self.template
+        return Entry(
+            self.id,
+            self.created,
+            made_from,
+            expiry=self.expiry,
+            ttl=self.ttl,
+            labels=self.labels,
+            request_id=self.request_id,
+            image=own.image if own else None,
+            branches=own.branches if own else (),
+        )
+
+    @classmethod
+    def adopted(cls, entry: Entry, connection: Connection, own: Template | None) -> Sandbox:
+        """One that an earlier daemon started."""
+        return cls(
+            entry.id,
+            entry.created,
+            state=SandboxState.WARM if entry.expiry is None else SandboxState.ACTIVE,
+            connection=connection,
+            expiry=entry.expiry,
+            ttl=entry.ttl,
+            labels=entry.labels,
+            request_id=entry.request_id,
+            template=own,
+        )
+
+
+def template_of(entry: Entry, pool_template: Template) -> Template:
+    """What the sandbox of this entry was made from."""
+    if not entry.branches:
+        return pool_template
+    return replace(pool_template, image=entry.image, branches=entry.branches, setup=())
