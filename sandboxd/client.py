@@ -14,7 +14,7 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Unpack
@@ -26,6 +26,7 @@ from sandboxd.config import default_address
 from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
 from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
+from sandboxd.patience import Patience
 from sandboxd.remote_commands import RemoteCommands
 from sandboxd.remote_files import RemoteFiles
 from sandboxd.replies import ExecResult, SandboxInfo
@@ -44,22 +45,33 @@ RENEW_SLACK = 1 / 20
 # Calls that the daemon answers at once end after this time at the latest.
 CALL_TIMEOUT_SECONDS = 30.0
 RELEASE_TIMEOUT_SECONDS = 5.0
+PATIENCE_SECONDS = 30.0
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", 4 << 20),
+    # A daemon that was restarted is found soon: gRPC's own pauses grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
 
 
 class Client:
-    """A connection to one daemon. `address` is `unix:/path` or `host:port`; the user's own by default."""
+    """A connection to one daemon. `address` is `unix:/path` or `host:port`; the user's own by default.
 
-    def __init__(self, address: str | None = None) -> None:
+    A daemon that was there may be away for `patience` seconds, to be restarted say, before calls that may be
+    repeated raise BackendUnavailable.
+    """
+
+    def __init__(self, address: str | None = None, *, patience: float = PATIENCE_SECONDS) -> None:
         self.address = address or default_address()
+        self.patience = Patience(patience)
         self._stack = contextlib.AsyncExitStack()
         self._boxes: dict[str, Box] = {}
         self._nudge = asyncio.Event()
         self._next_renewal = math.inf
 
     async def __aenter__(self) -> Client:
-        self._channel = grpc.aio.insecure_channel(
-            self.address, options=[("grpc.max_receive_message_length", 4 << 20)]
-        )
+        self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         await self._stack.enter_async_context(self._channel)
         self.sandboxes = pb_grpc.SandboxServiceStub(self._channel)
         self._pools = pb_grpc.PoolServiceStub(self._channel)
@@ -97,16 +109,13 @@ class Client:
 
     async def get_pool(self, pool: str) -> PoolStats:
         """Counts and totals of one pool. Raises PoolNotFound."""
-        with translated():
-            reply = await self._pools.GetPool(
-                pb.GetPoolRequest(name=POOL_PREFIX + pool), timeout=CALL_TIMEOUT_SECONDS
-            )
+        request = pb.GetPoolRequest(name=POOL_PREFIX + pool)
+        reply = await self._answered(self._pools.GetPool, request)
         return replies.stats(reply)
 
     async def list_pools(self) -> dict[str, PoolStats]:
         """All pools by name."""
-        with translated():
-            reply = await self._pools.ListPools(pb.ListPoolsRequest(), timeout=CALL_TIMEOUT_SECONDS)
+        reply = await self._answered(self._pools.ListPools, pb.ListPoolsRequest())
         return {pool.name.removeprefix(POOL_PREFIX): replies.stats(pool) for pool in reply.pools}
 
     async def update_pool(
@@ -114,29 +123,36 @@ class Client:
     ) -> PoolStats:
         """Changes a pool's target or limit until the daemon restarts."""
         wanted = pb.Pool(name=POOL_PREFIX + pool, warm_count_target=warm, size_limit=size_limit)
-        with translated():
-            reply = await self._pools.UpdatePool(
-                pb.UpdatePoolRequest(pool=wanted), timeout=CALL_TIMEOUT_SECONDS
-            )
+        reply = await self._answered(self._pools.UpdatePool, pb.UpdatePoolRequest(pool=wanted))
         return replies.stats(reply)
 
     async def list_sandboxes(self, pool: str | None = None) -> AsyncIterator[SandboxInfo]:
         """All sandboxes, oldest first."""
         request = pb.ListSandboxesRequest(pool=POOL_PREFIX + pool if pool else "", page_size=1000)
         while True:
-            with translated():
-                reply = await self.sandboxes.ListSandboxes(request, timeout=CALL_TIMEOUT_SECONDS)
+            reply = await self._answered(self.sandboxes.ListSandboxes, request)
             for sandbox in reply.sandboxes:
                 yield replies.info(sandbox)
             if not reply.next_page_token:
                 return
             request.page_token = reply.next_page_token
 
+    async def _answered(
+        self, method: Callable[..., Awaitable[Any]], request: object, timeout: float = CALL_TIMEOUT_SECONDS
+    ) -> Any:
+        """The reply to a call that the daemon answers at once and that may be repeated."""
+        return await self.patience.call(lambda: method(request, timeout=timeout), at_most=timeout)
+
     async def lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
         """Leases a sandbox and keeps the lease alive; `acquire` builds the request."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def acquire() -> Awaitable[pb.Sandbox]:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            return self.sandboxes.AcquireSandbox(request, timeout=left)  # type: ignore[no-any-return]
+
         try:
-            with translated():
-                sandbox = await self.sandboxes.AcquireSandbox(request, timeout=timeout)
+            sandbox = await self.patience.call(acquire)
         except asyncio.CancelledError:
             # The grant may be on its way: without this it would hold a sandbox until its time runs out.
             self._tasks.create_task(self._withdraw(request), name="withdrawal")
@@ -162,10 +178,8 @@ class Client:
     async def end_lease(self, box: Box) -> None:
         """Stops renewing and tells the daemon that the box is no longer needed."""
         self._boxes.pop(box.name, None)
-        with translated():
-            await self.sandboxes.ReleaseSandbox(
-                pb.ReleaseSandboxRequest(name=box.name), timeout=RELEASE_TIMEOUT_SECONDS
-            )
+        request = pb.ReleaseSandboxRequest(name=box.name)
+        await self._answered(self.sandboxes.ReleaseSandbox, request, RELEASE_TIMEOUT_SECONDS)
 
     async def _renew_leases(self) -> None:
         """Renews each lease when it is due; sleeps until the next one or until one is taken that is due
@@ -183,10 +197,7 @@ class Client:
 
     async def _renew(self, box: Box) -> None:
         try:
-            with translated():
-                await self.sandboxes.RenewSandbox(
-                    pb.RenewSandboxRequest(name=box.name), timeout=CALL_TIMEOUT_SECONDS
-                )
+            await self._answered(self.sandboxes.RenewSandbox, pb.RenewSandboxRequest(name=box.name))
         except BackendUnavailable:
             # The daemon may come back before the lease ends; the next call on the box tells if not.
             pass

@@ -99,6 +99,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.SandboxdError:
     return CLASSES[info.reason](message, phase=phase, retry_after=retry_after, metadata=metadata)
 
 
+def made_by_daemon(error: grpc.aio.AioRpcError) -> bool:
+    """False where the connection broke, or nobody answered."""
+    return _status_of(error) is not None
+
+
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
     """The status in the call's trailing metadata; None where the peer sent none."""
     for key, value in error.trailing_metadata() or ():

@@ -17,7 +17,7 @@ from tests.source_tree import ROOT, imports, module, relative, sources
 PLACES = {
     "grpc": {
         f"sandboxd/{name}.py"
-        for name in ("client", "daemon", "interaction", "remote_files", "service", "status")
+        for name in ("client", "daemon", "interaction", "patience", "remote_files", "service", "status")
     },
     "docker": {
         *(
@@ -37,10 +37,12 @@ LAYERS = [
     {"sandboxd.commands", "sandboxd.bench"},
     {"sandboxd.daemon"},
     {"sandboxd.service"},
+    {"sandboxd.recovery"},
     {"sandboxd.pool"},
     {"sandboxd.fleet"},
-    {"sandboxd.starting"},
+    {"sandboxd.starting", "sandboxd.sandbox"},
     {"sandboxd.backends", "sandboxd.images"},
+    {"sandboxd.journal"},
     {"sandboxd.ledger", "sandboxd.leases"},
     {"sandboxd.types", "sandboxd.errors"},
 ]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import os
 import re
 import shutil
 from dataclasses import replace
@@ -28,6 +26,7 @@ from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.docker_exec import ExecConnection
 from sandboxd.backends.docker_images import LABEL, Image, Images
 from sandboxd.backends.engine import Api, Engine, EngineRefused, EngineStream
+from sandboxd.backends.instance import instance
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.types import Capabilities, Template
 
@@ -74,7 +73,7 @@ class DockerBackend:
     def __init__(self, state_dir: Path, *, engine: Engine | None = None) -> None:
         self._state_dir = state_dir
         self._engine = engine or Engine()
-        self._instance = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
+        self._instance = instance(state_dir)
         self._images = Images(self._engine, self._instance)
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
         self._capabilities = Capabilities("docker")

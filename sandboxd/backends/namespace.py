@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from sandboxd.backends import bare
 from sandboxd.backends.channel import dial
 from sandboxd.backends.connection import GuestConnection
+from sandboxd.backends.instance import instance
 from sandboxd.backends.link import Link
 from sandboxd.backends.snapshots import Snapshots
 from sandboxd.backends.users import UID_BASE
@@ -74,7 +74,7 @@ class NamespaceBackend:
     @property
     def instance(self) -> str:
         """What this backend's control groups are called."""
-        return "sandboxd-" + hashlib.sha256(os.fsencode(self._state.resolve())).hexdigest()[:12]
+        return f"sandboxd-{instance(self._state)}"
 
     async def open(self) -> None:
         """Starts the launcher, or takes over one that runs. Raises BackendUnavailable."""

@@ -8,8 +8,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandboxd.backends.instance import instance
+
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-CGROUP_MARK = "sandboxd"
 CONTAINER_LABEL = "sandboxd.instance"
 # What a stopped daemon may leave in its state directory: locks and logs.
 KEPT_FILES = frozenset({"daemon.lock", "daemon.log", "launcher.lock", "launcher.log"})
@@ -29,7 +30,8 @@ class Snapshot:
     def take(state_dir: Path) -> Snapshot:
         """Reads /proc, the cgroup trees, the Docker engine if there is one, and the directory."""
         processes, mounts = _processes_and_mounts(os.fsencode(state_dir))
-        return Snapshot(processes, mounts, _cgroups(), _containers(), _files(state_dir))
+        cgroups, containers = instance(state_dir / "namespace"), instance(state_dir / "docker")
+        return Snapshot(processes, mounts, _cgroups(cgroups), _containers(containers), _files(state_dir))
 
     def since(self, before: Snapshot) -> dict[str, int]:
         """How many of each kind are new."""
@@ -52,17 +54,17 @@ def _processes_and_mounts(mark: bytes) -> tuple[frozenset[int], frozenset[str]]:
     return frozenset(processes), frozenset(mounts)
 
 
-def _cgroups() -> frozenset[str]:
-    """Cgroups that any sandboxd made, in every hierarchy."""
+def _cgroups(own: str) -> frozenset[str]:
+    """Cgroups that the daemon made, in every hierarchy; those in which Docker keeps containers are not."""
     found: set[str] = set()
     for directory, names, _ in os.walk(CGROUP_ROOT):
-        found.update(f"{directory}/{name}" for name in names if CGROUP_MARK in name)
+        found.update(f"{directory}/{name}" for name in names if own in name)
     return frozenset(found)
 
 
-def _containers() -> frozenset[str]:
-    """Containers that any sandboxd made; none where no engine answers."""
-    command = ["docker", "ps", "-aq", "--no-trunc", "--filter", f"label={CONTAINER_LABEL}"]
+def _containers(own: str) -> frozenset[str]:
+    """Containers that the daemon made; none where no engine answers."""
+    command = ["docker", "ps", "-aq", "--no-trunc", "--filter", f"label={CONTAINER_LABEL}={own}"]
     try:
         listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (FileNotFoundError, PermissionError):
