@@ -339,6 +339,10 @@ class Pool:
             last_failure=self._fleet.last_failure,
         )
 
+    def check(self) -> None:
+        """Raises AssertionError where the books do not close."""
+        self._ledger.check()
+
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {self._ledger!r}>"
 
