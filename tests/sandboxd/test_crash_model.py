@@ -147,7 +147,7 @@ class Crashes(RuleBasedStateMachine):
         self.host = Host(clock=self.clock)
         self.held: dict[str, str] = {}
         self.ended: dict[str, type[SandboxdError] | tuple[type[SandboxdError], ...]] = {}
-        self.ever: set[str] = set()
+        self.renewed: dict[str, float] = {}
         self._count = 0
         self.daemon = self._run(self._new())
 
@@ -244,13 +244,14 @@ class Crashes(RuleBasedStateMachine):
     def renew(self, request: str) -> None:
         if request not in self.held:
             return
-        daemon, name = self.daemon, self.held[request]
+        self.time_passes(5.0)
+        daemon, name = self.daemon, self.held.get(request)
+        if name is None:
+            return
         daemon.pool.renew(name)
-        expiry = self.clock.now() + TTL
-        heard = not daemon.life.over
+        if not daemon.life.over:
+            self.renewed[name] = self.clock.now() + TTL
         self._run(self._after())
-        if heard and self._leased(name):
-            assert self.daemon.pool.get(name).expiry == expiry
 
     @rule(request=requests)
     def the_sandbox_dies(self, request: str) -> None:
@@ -261,7 +262,25 @@ class Crashes(RuleBasedStateMachine):
         self.ended[name] = SandboxLost
         self._run(self._after())
 
+    @rule(request=requests)
+    def the_sandbox_dies_while_no_daemon_runs(self, request: str) -> None:
+        name = self.held.pop(request, None)
+        if name is None:
+            return
+
+        async def die() -> None:
+            await self.daemon.kill()
+            self.host.kill(name)
+            self.daemon = await self._new()
+
+        self._run(die())
+        self.ended[name] = SandboxLost
+        self._run(self._after())
+
     @rule(seconds=st.sampled_from([0.5, 20.0, 70.0]))
+    def waits(self, seconds: float) -> None:
+        self.time_passes(seconds)
+
     def time_passes(self, seconds: float) -> None:
         async def pass_by() -> None:
             self.clock.advance(seconds)
@@ -281,7 +300,10 @@ class Crashes(RuleBasedStateMachine):
     @invariant()
     def who_holds_a_sandbox_still_does(self) -> None:
         for request, name in self.held.items():
-            assert self.daemon.pool.get(name).request_id == request
+            sandbox = self.daemon.pool.get(name)
+            assert sandbox.request_id == request
+            assert sandbox.expiry is not None
+            assert sandbox.expiry >= self.renewed.get(name, 0.0)
 
     @invariant()
     def what_ended_stays_ended(self) -> None:
