@@ -67,6 +67,11 @@ def _add_serve(parts: Any) -> None:
     serve.add_argument(
         "--with-parent", action="store_true", help="stop when the process that started it ends"
     )
+    serve.add_argument(
+        "--faults",
+        metavar="LIST",
+        help='faults on purpose, as in "fail start 0.2, die 0.02" (docs/configuration.md)',
+    )
     serve.set_defaults(run=_serve)
 
 
@@ -196,6 +201,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         state_dir=arguments.state_dir,
         listen=arguments.listen,
         log_level=arguments.log_level,
+        faults=arguments.faults.split(",") if arguments.faults else None,
     )
     logging.basicConfig(
         level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from sandboxd.backends.faults import Fault
 from sandboxd.ledger import Bounds
 from sandboxd.pool import PoolOptions
 from sandboxd.starting import RetryPolicy
@@ -159,18 +160,10 @@ class PoolConfig(_Section):
 
 
 class FakeConfig(_Section):
-    """What goes wrong on the fake backend."""
+    """How the fake backend behaves."""
 
     start_seconds: Annotated[float, Field(ge=0)] = 0.0
     """How long a start takes."""
-    fail_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Chance that an attempt to start fails."""
-    hang_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Chance that an attempt to start never ends."""
-    die_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Chance that a sandbox dies when a command is started in it."""
-    seed: int = 0
-    """Of everything random."""
 
 
 class Config(_Section):
@@ -189,6 +182,15 @@ class Config(_Section):
     pools: dict[str, PoolConfig] = Field(default_factory=lambda: {"python": PoolConfig()})
     """The pools, by name."""
     fake: FakeConfig = FakeConfig()
+    faults: tuple[Fault, ...] = ()
+    """Faults on purpose, on every backend: `["fail start 0.2", "hang ready 0.05", "die 0.02"]`."""
+    fault_seed: int = 0
+    """What the faults are drawn from."""
+
+    @field_validator("faults", mode="before")
+    @classmethod
+    def _faults(cls, value: object) -> object:
+        return [Fault.parse(text) for text in value] if isinstance(value, list | tuple) else value
 
     @field_validator("pools")
     @classmethod

@@ -11,7 +11,17 @@ if TYPE_CHECKING:
 
 
 def open_backend(kind: str, config: Config) -> Backend:
-    """The backend of this kind, not yet opened. Each is imported only when a pool uses it."""
+    """The backend of this kind, not yet opened, behind the faults that were asked for."""
+    backend = _backend(kind, config)
+    if not config.faults:
+        return backend
+    from sandboxd.backends.faults import FaultyBackend
+
+    return FaultyBackend(backend, config.faults, seed=config.fault_seed)
+
+
+def _backend(kind: str, config: Config) -> Backend:
+    """Each is imported only when a pool uses it."""
     match kind:
         case "namespace":
             from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions

@@ -1,7 +1,7 @@
-"""A backend without isolation that fails when told to, so that users can test their own masking.
+"""A backend without isolation, so that users can test their own masking anywhere.
 
 Commands run for real, as plain processes of this user in a temporary directory; sandboxes start after
-a scripted time, and fail, hang or die by script. Everything random is drawn from one seed.
+a scripted time, and die when told to.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -30,21 +29,15 @@ from sandboxd.types import Capabilities, Command, Event, Template
 class FakeScript:
     """What goes wrong, and when.
 
-    `start_seconds` is how long a start takes; `fail_rate` and `hang_rate` are chances per attempt in
-    [0, 1]; `first_failures` are raised by the first attempts, in order, before chance has its say.
-    `die_rate` is the chance per command that the sandbox dies under it. The next `destroy_failures`
-    destructions and `prune_failures` removals of copies fail.
+    `start_seconds` is how long a start takes; `first_failures` are raised by the first attempts, in order.
+    The next `destroy_failures` destructions and `prune_failures` removals of copies fail. What happens by
+    chance is for `FaultyBackend`, in front of any backend.
     """
 
     start_seconds: float = 0.0
-    fail_rate: float = 0.0
-    fail_phase: Phase = Phase.START
-    hang_rate: float = 0.0
-    die_rate: float = 0.0
     destroy_failures: int = 0
     prune_failures: int = 0
     first_failures: list[StartFailed] = field(default_factory=list)
-    seed: int = 0
 
 
 class FakeBackend:
@@ -57,7 +50,6 @@ class FakeBackend:
         self.created_total = 0
         self.prepared: list[str] = []
         self._clock = clock or MonotonicClock()
-        self._random = random.Random(self.script.seed)
         self._alive: dict[str, FakeConnection] = {}
         self._branches: dict[str, Path] = {}
 
@@ -79,16 +71,12 @@ class FakeBackend:
 
     async def create(self, sandbox_id: str, template: Template) -> FakeConnection:
         script = self.script
-        if self._random.random() < script.hang_rate:
-            await asyncio.get_running_loop().create_future()
         if script.start_seconds:
             await self._clock.sleep(script.start_seconds)
         if script.first_failures:
             raise script.first_failures.pop(0)
-        if self._random.random() < script.fail_rate:
-            raise StartFailed("the script says that this start fails", phase=script.fail_phase)
         self.created_total += 1
-        connection = FakeConnection(template, dies=lambda: self._random.random() < self.script.die_rate)
+        connection = FakeConnection(template)
         self._alive[sandbox_id] = connection
         try:
             if template.branches:
@@ -152,9 +140,8 @@ class FakeBackend:
 class FakeConnection:
     """A way into one fake sandbox."""
 
-    def __init__(self, template: Template, *, dies: Callable[[], bool]) -> None:
+    def __init__(self, template: Template) -> None:
         self._template = template
-        self._dies = dies
         self._made_home: Path | None = None
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._processes: set[HostProcess] = set()
@@ -198,9 +185,6 @@ class FakeConnection:
         self._check()
         if command.terminal is not None:
             raise InvalidRequest("the fake backend has no terminals; use another", phase=Phase.EXEC)
-        if self._dies():
-            self.die("the script says that it dies under this command")
-            self._check()
         process = HostProcess(command, self._template.env, self._directory(command.cwd))
         if command.id:
             async with self.commands.start(command, process) as execution:

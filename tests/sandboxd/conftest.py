@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandboxd.backends.fake import FakeBackend, FakeScript
+from sandboxd.backends.faults import Fault, FaultyBackend
 from sandboxd.client import Client
 from sandboxd.clock import ManualClock
 from sandboxd.config import load
@@ -46,8 +47,8 @@ async def settle() -> None:
 class Rig:
     """A pool on the fake backend with a clock that the test moves."""
 
-    def __init__(self, pool: Pool, backend: FakeBackend, clock: ManualClock) -> None:
-        self.pool, self.backend, self.clock = pool, backend, clock
+    def __init__(self, pool: Pool, faulty: FaultyBackend, backend: FakeBackend, clock: ManualClock) -> None:
+        self.pool, self.faulty, self.backend, self.clock = pool, faulty, backend, clock
 
     async def until(self, there: Callable[[], bool]) -> None:
         """Lets every task run until something is so: what other threads do takes as long as it takes."""
@@ -78,17 +79,19 @@ def rig(clock: ManualClock) -> Callable[..., Any]:
         starts: int = 100,
         waiting: int = 100,
         script: FakeScript | None = None,
+        faults: Sequence[str] = (),
         retry: RetryPolicy | None = None,
         template: Template | None = None,
     ) -> AsyncIterator[Rig]:
         backend = FakeBackend(script, clock=clock)
+        faulty = FaultyBackend(backend, [Fault.parse(fault) for fault in faults], clock=clock)
         options = PoolOptions(
             Bounds(warm, size, starts, waiting), default_ttl=60.0, retry=retry or RetryPolicy()
         )
-        pool = Pool("p", backend=backend, template=template or Template("p"), options=options, clock=clock)
+        pool = Pool("p", backend=faulty, template=template or Template("p"), options=options, clock=clock)
         async with pool.run():
             await settle()
-            yield Rig(pool, backend, clock)
+            yield Rig(pool, faulty, backend, clock)
         assert await backend.list_ids() == []
         assert pool.sandboxes() == []
 

@@ -15,6 +15,7 @@ from sandboxd import errors
 from sandboxd.backends.base import Connection
 from sandboxd.backends.docker import DockerBackend
 from sandboxd.backends.fake import FakeScript
+from sandboxd.backends.faults import Fault
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.errors import InvalidRequest, PoolFull, SandboxLost, SandboxNotFound, StartFailed
 from sandboxd.images.store import ImageStore
@@ -171,10 +172,9 @@ async def test_a_failed_fork_whose_removal_fails_is_removed_all_the_same(rig: Op
 
 
 async def test_a_pool_that_ends_ends_its_forks(rig: OpenRig) -> None:
-    script = FakeScript()
-    async with rig(script=script) as r:
+    async with rig() as r:
         source = await r.pool.acquire()
-        script.hang_rate = 1.0
+        r.faulty.faults = (Fault.parse("hang start 1"),)
         forking = asyncio.create_task(r.pool.fork(source.id, 2, Lease()))
         await r.until(lambda: "2 forking" in r.counts)
     with pytest.raises(errors.Draining):

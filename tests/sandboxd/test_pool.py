@@ -178,8 +178,7 @@ async def test_a_failed_start_is_retried_until_it_works(rig: OpenRig) -> None:
 
 
 async def test_retries_are_bounded_and_the_error_names_each_attempt(rig: OpenRig) -> None:
-    script = FakeScript(fail_rate=1.0, fail_phase=Phase.CREATE)
-    async with rig(script=script, retry=RetryPolicy(attempts=3, pause=1.0)) as r:
+    async with rig(faults=["fail create 1"], retry=RetryPolicy(attempts=3, pause=1.0)) as r:
         waiter = asyncio.create_task(r.pool.acquire())
         for _ in range(3):
             await r.advance(8.0)
@@ -190,8 +189,8 @@ async def test_retries_are_bounded_and_the_error_names_each_attempt(rig: OpenRig
 
 
 async def test_retries_end_with_the_budget(rig: OpenRig) -> None:
-    script = FakeScript(fail_rate=1.0, start_seconds=10.0)
-    async with rig(script=script, retry=RetryPolicy(attempts=100, budget=25.0, pause=0.001)) as r:
+    retry = RetryPolicy(attempts=100, budget=25.0, pause=0.001)
+    async with rig(faults=["slow ready 1 10", "fail ready 1"], retry=retry) as r:
         waiter = asyncio.create_task(r.pool.acquire())
         for _ in range(40):
             await r.advance(1.0)
@@ -226,7 +225,7 @@ async def test_a_sleeping_retry_does_not_hold_the_starting_slot(rig: OpenRig) ->
 
 async def test_a_hung_start_ends_with_the_timeout(rig: OpenRig) -> None:
     template = Template("p", start_timeout=3.0)
-    async with rig(script=FakeScript(hang_rate=1.0), retry=RetryPolicy(attempts=1), template=template) as r:
+    async with rig(faults=["hang ready 1"], retry=RetryPolicy(attempts=1), template=template) as r:
         waiter = asyncio.create_task(r.pool.acquire())
         await r.advance(3.0)
         with pytest.raises(StartFailed, match="not ready within 3 s") as raised:
@@ -235,13 +234,12 @@ async def test_a_hung_start_ends_with_the_timeout(rig: OpenRig) -> None:
 
 
 async def test_a_broken_template_makes_no_storm(rig: OpenRig) -> None:
-    script = FakeScript(fail_rate=1.0)
-    async with rig(warm=50, script=script, retry=RetryPolicy(attempts=1)) as r:
+    async with rig(warm=50, faults=["fail start 1"], retry=RetryPolicy(attempts=1)) as r:
         after_first = r.pool.stats().start_failures_total
         await r.advance(FILL_PAUSE_FIRST)
         assert r.pool.stats().start_failures_total == after_first + 1
-        assert "script says" in r.pool.stats().last_failure
-        r.backend.script.fail_rate = 0.0
+        assert "fail start" in r.pool.stats().last_failure
+        r.faulty.faults = ()
         await r.advance(60.0)
         assert "50 warm" in r.counts
         assert r.pool.stats().last_failure == ""

@@ -124,7 +124,7 @@ async def test_leaving_a_stream_kills_the_command(daemon: OpenDaemon) -> None:
 
 async def test_a_sandbox_that_dies_is_lost_and_masked(daemon: OpenDaemon) -> None:
     async with (
-        daemon(pools={"p": {"backend": "fake", "warm": 1}}, fake={"die_rate": 1.0}) as client,
+        daemon(pools={"p": {"backend": "fake", "warm": 1}}, faults=["die 1"]) as client,
         client.acquire("p", timeout=10) as box,
     ):
         for _ in range(2):
