@@ -180,14 +180,25 @@ def _add_shape(shapes: Any, name: str, about: str, run: Callable[..., Coroutine[
 
 def _add_doctor(parts: Any) -> None:
     doctor = parts.add_parser("doctor", help="check this host for what a thousand sandboxes need")
+    doctor.add_argument("--config", type=Path, metavar="FILE", help="check for the pools of these settings")
+    doctor.add_argument("--state-dir", type=Path, metavar="DIR", help="sockets and sandboxes would go here")
+    doctor.add_argument("--count", type=int, metavar="N", help="sandboxes, without --config (960)")
+    doctor.add_argument("--backend", choices=["namespace", "docker"], help="of these, without --config")
     doctor.add_argument("--json", action="store_true", help="the checks as JSON")
-    doctor.set_defaults(run=commands.doctor)
+    doctor.set_defaults(run=_doctor)
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="ADDRESS", help="the daemon's unix:/path or host:port (SANDBOXD_ADDRESS)"
     )
+
+
+async def _doctor(arguments: argparse.Namespace) -> int:
+    # Imported late: the other parts look at no host, and start faster without.
+    from sandboxd.doctor.command import run
+
+    return await run(arguments)
 
 
 async def _serve(arguments: argparse.Namespace) -> int:

@@ -234,15 +234,3 @@ async def _measured(
         except OSError as error:
             raise ConfigError(f"--json {arguments.json}: {error.strerror}") from error
     return 0 if result.clean else 1
-
-
-async def doctor(arguments: argparse.Namespace) -> int:
-    """`sandboxd doctor`: 1 when something that the namespace backend needs is missing."""
-    from sandboxd import doctor as checks
-
-    findings = checks.examine()
-    if arguments.json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
-    else:
-        checks.show(findings)
-    return 0 if all(finding.ok or not finding.required for finding in findings) else 1

@@ -36,6 +36,7 @@ LAYERS = [
     {"sandboxd.__main__", "sandboxd.cli"},
     {"sandboxd.commands", "sandboxd.bench"},
     {"sandboxd.daemon"},
+    {"sandboxd.doctor"},
     {"sandboxd.service"},
     {"sandboxd.recovery"},
     {"sandboxd.pool"},
@@ -74,6 +75,18 @@ def test_pure_modules_import_no_one_who_waits() -> None:
         ours = {found for found in names if found.split(".")[0] == "sandboxd"}
         assert {found for found in ours if not _under(found, allowed)} == set(), name
         assert names.isdisjoint({"asyncio", "time", "socket", "subprocess"}), name
+
+
+def test_the_doctor_judges_without_looking() -> None:
+    ours = {
+        f"sandboxd.doctor.{name}" for name in ("capacity", "checks", "facts", "features", "findings", "needs")
+    }
+    for name in ours:
+        names = set(imports(ROOT / f"{name.replace('.', '/')}.py"))
+        assert {found for found in names if found.startswith("sandboxd.") and not _under(found, ours)} <= {
+            "sandboxd.doctor"
+        }, name
+        assert names.isdisjoint({"os", "pathlib", "subprocess", "socket", "time", "resource"}), name
 
 
 def _under(name: str, allowed: Iterable[str]) -> bool:

@@ -144,14 +144,6 @@ def test_help_names_every_part() -> None:
         assert part in text
 
 
-def test_doctor_reports_as_json() -> None:
-    done = run("doctor", "--json")
-    findings = json.loads(done.stdout)
-    assert {"name", "ok", "required", "current", "needed", "fix"} == set(findings[0])
-    verdict = all(finding["ok"] or not finding["required"] for finding in findings)
-    assert done.returncode == (0 if verdict else 1)
-
-
 def test_bench_writes_the_keys_that_stay(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     done = run("bench", "burst", "--count", "20", "--backend", "fake", "--json", out, timeout=110)
