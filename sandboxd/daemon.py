@@ -27,6 +27,9 @@ from sandboxd.backends import open_backend
 from sandboxd.backends.base import Backend
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.config import Config, ConfigError
+from sandboxd.doctor.facts import Facts
+from sandboxd.doctor.reading import read
+from sandboxd.doctor.serving import Carried
 from sandboxd.journal import JournalFile
 from sandboxd.lifetime import Tasks
 from sandboxd.pool import Pool
@@ -116,7 +119,7 @@ def _journal(state_dir: Path) -> Iterator[JournalFile]:
 
 
 async def _open_pools(
-    config: Config,
+    carried: Carried,
     backends: dict[str, Backend],
     journal: JournalFile,
     clock: Clock,
@@ -125,13 +128,13 @@ async def _open_pools(
     """Pools that go on where a killed daemon's ended, and the end of what is nobody's."""
     unclaimed = {kind: set(await backend.list_ids()) for kind, backend in backends.items()}
     pools = {}
-    for name, settings in config.pools.items():
+    for name, settings in carried.config.pools.items():
         backend, own = backends[settings.backend], journal.pool(name)
         pool = Pool(
             name,
             backend=backend,
             template=settings.template(name),
-            options=settings.options(),
+            options=carried.options(name),
             clock=clock,
             journal=own,
         )
@@ -206,17 +209,21 @@ def _try_to_bind(family: int, target: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config, *, clock: Clock | None = None) -> AsyncIterator[list[str]]:
+async def running(
+    config: Config, *, clock: Clock | None = None, host: Facts | None = None
+) -> AsyncIterator[list[str]]:
     """A daemon inside this process, for as long as the block runs; yields the addresses it serves.
 
-    Raises ConfigError and BackendUnavailable before anything is left behind.
+    `host` is what bounds its pools; this host as it is now when None. Raises ConfigError and
+    BackendUnavailable before anything is left behind.
     """
     clock = clock or MonotonicClock()
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(state_directory(config.state_dir))
+        carried = Carried(config, await asyncio.to_thread(read) if host is None else host)
         backends = await _open_backends(config, stack)
         journal = stack.enter_context(_journal(config.state_dir))
-        pools = await _open_pools(config, backends, journal, clock, stack)
+        pools = await _open_pools(carried, backends, journal, clock, stack)
         server, checks = _server(Pools(pools, clock))
         addresses = _listen(server, config)
         await server.start()
@@ -235,15 +242,17 @@ async def _stop(
     await server.stop(grace)
 
 
-def raise_open_files() -> None:
-    """A thousand sandboxes need a descriptor each and more while they are used: takes all that is allowed."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def raise_limits() -> None:
+    """A thousand sandboxes need a descriptor each and more while they are used, and their processes count
+    against one user's: takes all that is allowed."""
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (hard, hard))
 
 
 async def serve(config: Config, *, ready: Callable[[list[str]], None]) -> None:
     """Runs until SIGTERM or SIGINT; calls `ready` with the addresses once calls are taken."""
-    raise_open_files()
+    raise_limits()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

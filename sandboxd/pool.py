@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from sandboxd.backends.base import Backend, Connection
@@ -38,11 +38,12 @@ ENDINGS: dict[str, type[SandboxdError]] = {error.reason: error for error in (Lea
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """What a pool may have, how long its leases last (seconds), and how its starts are retried."""
+    """What a pool may have, its leases in seconds, its retries; `carried` cuts a size to the host."""
 
     bounds: Bounds
     default_ttl: float = 300.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    carried: Callable[[int], int] = int
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +306,11 @@ class Pool:
         return list(self._fleet.sandboxes.values())
 
     def resize(self, *, warm_target: int | None = None, size_limit: int | None = None) -> None:
-        """Changes what the pool may have; surplus warm sandboxes are destroyed at once."""
+        """Changes what the pool may have, within what the host carries; surplus warm ones are destroyed."""
         bounds = self._ledger.bounds
-        bounds.warm_target = bounds.warm_target if warm_target is None else warm_target
-        bounds.size_limit = bounds.size_limit if size_limit is None else size_limit
+        warm = bounds.warm_target if warm_target is None else warm_target
+        bounds.size_limit = bounds.size_limit if size_limit is None else self._options.carried(size_limit)
+        bounds.warm_target = min(warm, bounds.size_limit)
         self._fleet.pump()
 
     def drain(self) -> None:

@@ -1,0 +1,49 @@
+"""Keeps the pools of a daemon within what its host carries, and says so in the log."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from sandboxd.config import Config
+from sandboxd.doctor.capacity import Capacity, Share, limits
+from sandboxd.doctor.demands import demands
+from sandboxd.doctor.facts import Facts
+from sandboxd.pool import PoolOptions
+
+logger = logging.getLogger(__name__)
+
+
+class Carried:
+    """What the pools of `config` may have on the host of `facts`; each that gets less is told of once."""
+
+    def __init__(self, config: Config, facts: Facts) -> None:
+        self.config = config
+        self._capacity = Capacity(limits(facts), demands(config))
+        for name, share in self._capacity.shares.items():
+            self._tell(name, config.pools[name].size_limit, share)
+
+    def options(self, name: str) -> PoolOptions:
+        """The pool's options, with a ceiling that the host carries, now and at each change of it."""
+        options = self.config.pools[name].options()
+        size = self._capacity.shares[name].count
+        warm = min(options.bounds.warm_target, size)
+        bounds = replace(options.bounds, size_limit=size, warm_target=warm)
+        return replace(options, bounds=bounds, carried=lambda wanted: self._resize(name, wanted))
+
+    def _resize(self, name: str, wanted: int) -> int:
+        share = self._capacity.resize(name, wanted)
+        self._tell(name, wanted, share)
+        return share.count
+
+    def _tell(self, name: str, wanted: int, share: Share) -> None:
+        if share.limit is not None:
+            logger.warning(
+                "pool %s: size_limit %d is cut to %d: %s is %s, each sandbox takes %s; run `sandboxd doctor`",
+                name,
+                wanted,
+                share.count,
+                share.limit.title,
+                share.limit.value,
+                share.limit.need[self._capacity.backends[name]],
+            )
