@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 
 from sandboxd.doctor import needs
 from sandboxd.doctor.capacity import Capacity, Limit, limits, round_up, shares
-from sandboxd.doctor.checks import examine
+from sandboxd.doctor.checks import DOCKER_ROOT, examine
 from sandboxd.doctor.facts import UNLIMITED, Demand, Directory, Engine, Facts, Groups
 from sandboxd.doctor.findings import Finding, Verdict, worst
 
+DOCS = Path(__file__).parent.parent.parent / "docs"
 N = 960
 POOL = Demand("python", "namespace", N)
 CONTAINERS = Demand("boxes", "docker", N)
@@ -240,3 +242,16 @@ def test_shares_fit_and_waste_little(pools: list[tuple[str, int]], value: int) -
         # What is left is less than one sandbox more for each pool that was cut.
         cut = [demand for demand in demands if given_to[demand.pool].limit]
         assert used + sum(limit.need[demand.backend] for demand in cut) > limit.room
+
+
+def test_the_documentation_names_every_check_and_its_needs() -> None:
+    """One row for each in docs/operations.md, with what each backend takes of what bounds pools."""
+    rows = [line for line in (DOCS / "operations.md").read_text().splitlines() if line.startswith("| `")]
+    docker_root = Directory(DOCKER_ROOT, "/var/lib/docker", "ext4", 64 << 30, UNLIMITED)
+    facts = replace(ROOMY, has_users=False, directories=(STATE, IMAGES, docker_root))
+    for check in found(facts, POOL, CONTAINERS, Demand("fake", "fake", 1)):
+        assert any(f"`{check}`" in row for row in rows), check
+    for limit in limits(facts):
+        (row,) = (row for row in rows if row.startswith(f"| `{limit.check}` |"))
+        taken = ", ".join(str(limit.need[backend]) for backend in ("namespace", "docker", "fake"))
+        assert row.split("|")[3].strip().startswith(taken), limit.check
