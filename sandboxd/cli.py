@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -133,7 +134,7 @@ def _add_images(parts: Any) -> None:
 
 def _add_bench(parts: Any) -> None:
     bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
-    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst|exec|churn|bombs|fork")
+    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst|exec|churn|bombs|fork|chaos")
     burst = _add_shape(shapes, "burst", "N callers ask at once for a sandbox each", commands.bench_burst)
     burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
     burst.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
@@ -165,6 +166,16 @@ def _add_bench(parts: Any) -> None:
     fork.add_argument("--count", type=int, default=8, metavar="N", help="forks at once (8)")
     fork.add_argument("--megabytes", type=int, default=1, metavar="N", help="what is copied (1)")
     fork.add_argument("--rounds", type=int, default=5, metavar="N", help="so many times (5)")
+    chaos = _add_shape(
+        shapes, "chaos", "rollouts while sandboxes fail, daemon and launcher are killed", commands.bench_chaos
+    )
+    chaos.add_argument("--count", type=int, default=960, metavar="N", help="rollouts at once (960)")
+    chaos.add_argument("--size", type=int, default=192, metavar="N", help="sandboxes for them (192)")
+    chaos.add_argument("--kills", type=int, default=5, metavar="N", help="of daemon and launcher each (5)")
+    chaos.add_argument(
+        "--held", type=int, default=100, metavar="N", help="leases of a client that dies (100)"
+    )
+    chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the faults and moments (0)")
 
 
 def _add_shape(shapes: Any, name: str, about: str, run: Callable[..., Coroutine[Any, Any, int]]) -> Any:
@@ -229,6 +240,8 @@ def _say_ready(config: Config, addresses: list[str]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     arguments = _parser().parse_args(argv)
+    # Nothing here forks without an exec, which is what gRPC would prepare for, and warn of.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = arguments.run
     try:
         # Calls and commands cost a fifth less processor time on it than on asyncio's own loop.

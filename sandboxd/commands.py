@@ -195,6 +195,24 @@ async def bench_fork(arguments: argparse.Namespace) -> int:
     return await _measured(arguments, fork.run(options))
 
 
+async def bench_chaos(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench chaos`: 1 when a rollout ended wrongly, the books do not close or something leaked."""
+    from sandboxd.bench import chaos
+
+    _check_bench(arguments, "count", "size", "held")
+    _check_no_baseline(arguments)
+    options = chaos.Options(
+        count=arguments.count,
+        backend=arguments.backend,
+        image=arguments.image,
+        seed=arguments.seed,
+        kills=arguments.kills,
+        held=arguments.held,
+        size=arguments.size,
+    )
+    return await _measured(arguments, chaos.run(options))
+
+
 def _check_bench(arguments: argparse.Namespace, *counts: str) -> None:
     """Raises ConfigError for what cannot be measured."""
     for name in counts:

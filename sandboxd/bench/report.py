@@ -76,6 +76,12 @@ def _details(more: dict[str, Any]) -> list[str]:
             f"{fork['at_once']} forks of {fork['megabytes']} MB: {whole:.0f} ms, the copy alone {copy:.0f}"
             f" ms; beyond it {beyond:.1f} ms a fork"
         )
+    if (chaos := more.get("chaos")) is not None:
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in chaos["outcomes"].items())
+        kills = ", ".join(f"{count} of {kind}" for kind, count in chaos["kills"].items())
+        books = ", ".join(f"{chaos[key]} {key}" for key in ("acquired", "released", "expired", "lost"))
+        lines += [f"rollouts: {outcomes}", f"kills: {kills}", f"books: {books}"]
+        lines.append(f"whole again after {chaos['recovery_s']:.1f} s")
     if (level := more.get("warm_level")) is not None and level["mean"] is not None:
         lines.append(f"warm: {level['mean']:.0f} on average, {level['least']} at least, of {level['target']}")
     return lines

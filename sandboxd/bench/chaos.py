@@ -1,0 +1,286 @@
+"""Rollouts on a host where all goes wrong: starts that fail and hang, sandboxes that die, and the kills of
+launcher, daemon and a client. What is asked: each rollout ends once, as scored or as unscored by our fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandboxd.bench import host
+from sandboxd.bench.audit import Snapshot
+from sandboxd.bench.result import Result
+from sandboxd.bench.session import POOL, all_at_once
+from sandboxd.child import child_daemon, toml_value
+from sandboxd.client import Box, Client
+from sandboxd.errors import SandboxdError
+
+FAULTS = ("fail start 0.2", "hang start 0.05", "die 0.004")
+COMMANDS = 5
+START_TIMEOUT_SECONDS = 3.0
+LEASE_SECONDS = 10.0
+ROLLOUT_SECONDS = 300.0
+# The pool is whole again, and the dead client's leases have run out, within so long.
+RECOVERY_SECONDS = 60.0
+LOOK_SECONDS = 0.05
+SCORED, CRASHED = "scored", "crashed"
+# Leases sandboxes and says so; whoever started it kills it.
+HOLDER = """
+import asyncio, sys
+from sandboxd import Client, errors
+
+async def hold(client, pool, ttl):
+    try:
+        await client.acquire(pool, ttl=ttl, timeout=300)
+    except errors.SandboxdError:
+        pass
+
+async def main(address, pool, count, ttl):
+    async with Client(address) as client:
+        await asyncio.gather(*(hold(client, pool, float(ttl)) for _ in range(int(count))))
+        print("held", flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`count` rollouts at once on a pool of at most `size` sandboxes; launcher and daemon are killed `kills`
+    times each at moments drawn from `seed`, and a client that holds `held` leases once.
+    """
+
+    count: int
+    backend: str
+    image: str | None = None
+    seed: int = 0
+    kills: int = 5
+    held: int = 100
+    size: int = 192
+    warm: int = 32
+
+    def settings(self) -> str:
+        """The daemon's settings file."""
+        lines = [
+            f"faults = {toml_value(list(FAULTS))}",
+            f"fault_seed = {self.seed}",
+            f"[pools.{POOL}]",
+            f"backend = {toml_value(self.backend)}",
+            f"warm = {self.warm}",
+            f"size_limit = {self.size + self.held}",
+            f"waiting_limit = {2 * (self.count + self.held)}",
+            f"start_timeout_seconds = {START_TIMEOUT_SECONDS}",
+        ]
+        if self.image:
+            lines.append(f"image = {toml_value(self.image)}")
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(slots=True)
+class Course:
+    """What became of the rollouts, by their number; `wrong` is what must never happen."""
+
+    outcomes: dict[int, str] = field(default_factory=dict)
+    holders: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    kills: list[str] = field(default_factory=list)
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ended(self, number: int, outcome: str) -> None:
+        if number in self.outcomes:
+            self.wrong.append(f"rollout {number} ended twice")
+        self.outcomes[number] = outcome
+        self.moved.set()
+
+
+class Mortal:
+    """A daemon that is killed and started again on one state directory."""
+
+    def __init__(self, directory: Path, config: Path) -> None:
+        self.state = directory / "state"
+        self._config, self._log = config, directory / "daemon.log"
+        self._running = contextlib.AsyncExitStack()
+
+    async def start(self) -> str:
+        running = child_daemon(self.state, config=self._config, log=self._log)
+        return await self._running.enter_async_context(running)
+
+    async def kill(self) -> None:
+        """And start the next one."""
+        os.kill(int((self.state / "daemon.lock").read_text()), signal.SIGKILL)
+        await self.stop()
+        await self.start()
+
+    async def stop(self) -> None:
+        running, self._running = self._running, contextlib.AsyncExitStack()
+        await running.aclose()
+
+    async def kill_launcher(self) -> None:
+        """Waits for one where the last one's end is not over yet."""
+        while True:
+            pid = await asyncio.to_thread(self._launcher)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _launcher(self) -> int | None:
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and self._is_launcher(entry):
+                    return int(entry.name)
+        return None
+
+    def _is_launcher(self, process: Path) -> bool:
+        """A child of the keeper, which holds the lock on our state directory."""
+        if (process / "comm").read_text() != "sandboxd-launch\n":
+            return False
+        parent = (process / "stat").read_text().rpartition(") ")[2].split()[1]
+        lock = self.state / "namespace" / "launcher.lock"
+        return any(fd.exists() and fd.samefile(lock) for fd in Path(f"/proc/{parent}/fd").iterdir())
+
+
+async def run(options: Options) -> Result:
+    """Plays on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
+    result, course = Result("chaos", options.backend, options.count), Course()
+    with tempfile.TemporaryDirectory(prefix="sandboxd-bench-") as name:
+        directory = Path(name)
+        config = directory / "bench.toml"
+        config.write_text(options.settings())
+        daemon = Mortal(directory, config)
+        result.host = host.facts()
+        before = Snapshot.take(daemon.state)
+        try:
+            async with Client(await daemon.start(), patience=60.0) as client:
+                began = time.perf_counter()
+                await _play(client, daemon, options, course)
+                result.wall = time.perf_counter() - began
+                result.more["chaos"] = await _settle(client, options, course)
+        finally:
+            await daemon.stop()
+        result.leaked = Snapshot.take(daemon.state).since(before)
+    _judge(course, options, result)
+    return result
+
+
+async def _play(client: Client, daemon: Mortal, options: Options, course: Course) -> None:
+    async with _holder(client.address, options) as dies:
+        troubles = asyncio.create_task(_trouble(daemon, options, course, dies))
+        try:
+            await all_at_once(range(options.count), lambda number: _rollout(client, number, course))
+            # The last moments may be drawn close to the end.
+            await asyncio.wait_for(troubles, RECOVERY_SECONDS)
+        finally:
+            troubles.cancel()
+            await asyncio.wait([troubles])
+
+
+@contextlib.asynccontextmanager
+async def _holder(address: str, options: Options) -> AsyncIterator[Callable[[], None]]:
+    """Yields what kills a client that holds leases."""
+    arguments = ("-c", HOLDER, address, POOL, str(options.held), str(LEASE_SECONDS))
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield process.kill
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _trouble(daemon: Mortal, options: Options, course: Course, dies: Callable[[], None]) -> None:
+    """Strikes when so many rollouts have ended, a moment later."""
+    draw = random.Random(options.seed)
+    kinds = ["launcher"] * options.kills + ["daemon"] * options.kills + ["client"]
+    moments = sorted(draw.randrange(options.count) for _ in kinds)
+    draw.shuffle(kinds)
+    for moment, kind in zip(moments, kinds, strict=True):
+        while len(course.outcomes) < moment:
+            course.moved.clear()
+            await course.moved.wait()
+        await asyncio.sleep(draw.random() * LOOK_SECONDS)
+        if kind == "daemon":
+            await daemon.kill()
+        elif kind == "client":
+            dies()
+        elif options.backend == "namespace":
+            await daemon.kill_launcher()
+        course.kills.append(kind)
+
+
+async def _rollout(client: Client, number: int, course: Course) -> None:
+    outcome = CRASHED
+    try:
+        async with client.acquire(POOL, ttl=LEASE_SECONDS, timeout=ROLLOUT_SECONDS) as box:
+            await _use(box, number, course)
+        outcome = SCORED
+    except SandboxdError as error:
+        outcome = error.reason
+        if not error.mask:
+            course.wrong.append(f"rollout {number}: {error.reason} blames the task: {error}")
+    finally:
+        course.ended(number, outcome)
+
+
+async def _use(box: Box, number: int, course: Course) -> None:
+    """Commands whose answers are known, in a sandbox that nobody had before."""
+    if box.name in course.holders:
+        course.wrong.append(f"{box.name} was leased to rollouts {course.holders[box.name]} and {number}")
+    course.holders[box.name] = number
+    for step in range(COMMANDS):
+        script = f"ls; echo {number} >step-{step}; echo $(({number} * {step}))"
+        done = await box.exec(["sh", "-c", script], timeout=60, output_limit=16 << 10)
+        files = "".join(f"step-{earlier}\n" for earlier in range(step))
+        if not done.ok or done.stdout.decode() != f"{files}{number * step}\n":
+            course.wrong.append(
+                f"rollout {number}, step {step}: {done.reason} {done.exit_code}: {done.stdout!r}"
+            )
+
+
+async def _settle(client: Client, options: Options, course: Course) -> dict[str, Any]:
+    """Waits until the pool is as before, and checks its books."""
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    began = time.perf_counter()
+    stats = await client.get_pool(POOL)
+    while stats.active or stats.deleting or stats.waiting or stats.warm < options.warm:
+        if time.monotonic() > deadline:
+            course.wrong.append(f"the pool is not whole after {RECOVERY_SECONDS:g} s: {stats}")
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+        stats = await client.get_pool(POOL)
+    ended = stats.released_total + stats.expired_total + stats.lost_total
+    if stats.acquired_total != ended:
+        course.wrong.append(f"the books do not close: {stats.acquired_total} acquired, {ended} ended")
+    return {
+        "seed": options.seed,
+        "kills": dict(Counter(course.kills)),
+        "outcomes": dict(Counter(course.outcomes.values()).most_common()),
+        "acquired": stats.acquired_total,
+        "released": stats.released_total,
+        "expired": stats.expired_total,
+        "lost": stats.lost_total,
+        "start_failures": stats.start_failures_total,
+        "recovery_s": time.perf_counter() - began,
+    }
+
+
+def _judge(course: Course, options: Options, result: Result) -> None:
+    missing = set(range(options.count)) - set(course.outcomes)
+    crashed = [number for number, outcome in course.outcomes.items() if outcome == CRASHED]
+    result.failures = [
+        *course.wrong,
+        *(f"rollout {number} never ended" for number in sorted(missing)),
+        *(f"rollout {number} crashed" for number in crashed),
+    ]
