@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 DEMO_ARGS ?= configs/demo.toml
 PYTEST_ARGS ?=
 
-.PHONY: help demo test check format protos images clean
+.PHONY: help demo test check chaos format protos images clean
 
 help: ## List the targets
 	@grep -hE '^[a-z.]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ check: $(STAMP) ## Lint, format, types, generated code, house rules
 	@$(PYTHON_IN_VENV) -m mypy
 	@scripts/protos.sh --check
 	@$(PYTHON_IN_VENV) -m pytest -q tests/test_layers.py tests/test_house_rules.py
+
+chaos: $(STAMP) ## Play 960 rollouts among kills and faults, once for each of 20 seeds (SEEDS= for others)
+	@scripts/chaos.sh $(SEEDS)
 
 format: $(STAMP) ## Format the code and apply the safe lint fixes
 	@$(PYTHON_IN_VENV) -m ruff check --fix .

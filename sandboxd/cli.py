@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -240,8 +239,6 @@ def _say_ready(config: Config, addresses: list[str]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     arguments = _parser().parse_args(argv)
-    # Nothing here forks without an exec, which is what gRPC would prepare for, and warn of.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = arguments.run
     try:
         # Calls and commands cost a fifth less processor time on it than on asyncio's own loop.

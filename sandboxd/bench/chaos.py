@@ -94,6 +94,7 @@ class Course:
 
     outcomes: dict[int, str] = field(default_factory=dict)
     holders: dict[str, int] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     kills: list[str] = field(default_factory=list)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -221,11 +222,12 @@ async def _trouble(daemon: Mortal, options: Options, course: Course, dies: Calla
 
 
 async def _rollout(client: Client, number: int, course: Course) -> None:
-    outcome = CRASHED
+    outcome, began = CRASHED, time.perf_counter()
     try:
         async with client.acquire(POOL, ttl=LEASE_SECONDS, timeout=ROLLOUT_SECONDS) as box:
             await _use(box, number, course)
         outcome = SCORED
+        course.seconds.append(time.perf_counter() - began)
     except SandboxdError as error:
         outcome = error.reason
         if not error.mask:
@@ -278,6 +280,7 @@ async def _settle(client: Client, options: Options, course: Course) -> dict[str,
 
 def _judge(course: Course, options: Options, result: Result) -> None:
     missing = set(range(options.count)) - set(course.outcomes)
+    result.samples["rollout"] = course.seconds
     crashed = [number for number, outcome in course.outcomes.items() if outcome == CRASHED]
     result.failures = [
         *course.wrong,

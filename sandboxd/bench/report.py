@@ -17,6 +17,7 @@ MEANING = {
     "exec_at_once": "one command of many at once",
     "exec_beside_bombs": "one command beside bombs",
     "release": "release",
+    "rollout": "one scored rollout",
 }
 SHOWN = ("p50", "p90", "p99", "max")
 

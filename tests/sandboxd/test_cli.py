@@ -191,6 +191,20 @@ def test_bench_fork_tells_the_copy_from_the_rest(tmp_path: Path) -> None:
     assert not any(result["leaked"].values())
 
 
+def test_chaos_ends_every_rollout_once_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    few = ("--count", "120", "--size", "48", "--held", "20", "--kills", "2", "--seed", "4")
+    done = run("bench", "chaos", *few, "--json", out, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    chaos = result["chaos"]
+    assert chaos["kills"] == {"launcher": 2, "daemon": 2, "client": 1}
+    assert sum(chaos["outcomes"].values()) == 120
+    assert chaos["outcomes"]["scored"] > 0
+    assert chaos["acquired"] == chaos["released"] + chaos["expired"] + chaos["lost"]
+    assert not any(result["leaked"].values())
+
+
 def test_bench_churn_counts_rounds_and_the_warm_level(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     few = ("--callers", "3", "--warm", "4", "--seconds", "1")
