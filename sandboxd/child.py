@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sandboxd.errors import BackendUnavailable
+from sandboxd.lifetime import ended
 
 READY_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 60.0
@@ -32,11 +33,12 @@ async def child_daemon(
     if config is not None:
         arguments += ["--config", str(config)]
     with log.open("ab") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "sandboxd", "serve", *arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+        # Not by the event loop: uvloop forks with gRPC's locks held by who knows whom; this makes no copy.
+        process = await asyncio.to_thread(
+            subprocess.Popen,
+            [sys.executable, "-m", "sandboxd", "serve", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=errors,
             # Ctrl-C goes to the whole foreground group; the daemon must outlive its users' last calls.
             start_new_session=True,
@@ -47,33 +49,36 @@ async def child_daemon(
         await _stop(process)
 
 
-async def _address(process: asyncio.subprocess.Process, log: Path) -> str:
+async def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     if process.stdout is None:
         raise AssertionError("the daemon was started with a pipe")
+    reading = asyncio.ensure_future(asyncio.to_thread(process.stdout.readline))
     try:
         async with asyncio.timeout(READY_TIMEOUT_SECONDS):
-            line = (await process.stdout.readline()).decode()
+            line = (await asyncio.shield(reading)).decode()
     except TimeoutError:
         raise BackendUnavailable(
             f"the daemon did not come up within {READY_TIMEOUT_SECONDS:g} s; its log is {log}"
         ) from None
     if " serving " not in line:
-        await process.wait()
+        await ended(process.pid)
         lines = (await asyncio.to_thread(log.read_text, errors="replace")).strip().splitlines()
         last = lines[-1].removeprefix("sandboxd: ") if lines else "no word in its log"
         raise BackendUnavailable(f"the daemon did not come up: {last}")
     return line.partition(" serving ")[2].partition(";")[0].split()[0]
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+async def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
     try:
         async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
-            await process.wait()
+            await ended(process.pid)
     except TimeoutError:
         process.kill()
-        await process.wait()
+        await ended(process.pid)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def toml_value(value: object) -> str:

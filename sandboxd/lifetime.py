@@ -43,6 +43,22 @@ async def in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
             await asyncio.wait([working])
 
 
+async def ended(pid: int) -> None:
+    """Returns when a child has ended, and does not reap it; asyncio's own wait also waits for its pipes."""
+    loop = asyncio.get_running_loop()
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # reaped already
+    over = asyncio.Event()
+    loop.add_reader(fd, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
 def told_later() -> asyncio.Future[Any]:
     """What a task will have to say; a failure whose caller has left is not reported as unhandled."""
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from sandboxd.guest.output import Budget, Trimmer
+from sandboxd.lifetime import ended
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout
 
 PIECE_BYTES = 64 * 1024
@@ -39,19 +40,6 @@ async def _reading(pipe: IO[bytes] | None) -> AsyncIterator[asyncio.StreamReader
     finally:
         # A background child may hold the other end open for long.
         transport.close()
-
-
-async def _end_of(pid: int) -> None:
-    """Returns when the process has ended; asyncio's own wait would also wait for its pipes."""
-    loop = asyncio.get_running_loop()
-    fd = os.pidfd_open(pid)
-    ended = asyncio.Event()
-    loop.add_reader(fd, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
 
 
 async def _writable(fd: int) -> None:
@@ -244,11 +232,11 @@ class HostProcess:
                 tasks.create_task(self._read(stderr, Stderr, queue))
                 try:
                     async with asyncio.timeout(self._command.timeout):
-                        await _end_of(process.pid)
+                        await ended(process.pid)
                 except TimeoutError:
                     self._killed_for = self._killed_for or ExitReason.TIMED_OUT
                     self.kill_tree()
-                    await _end_of(process.pid)
+                    await ended(process.pid)
                 process.wait()
                 self._ended = True
                 for wait in self._waits:

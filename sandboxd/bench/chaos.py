@@ -9,6 +9,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -192,13 +193,14 @@ async def _play(client: Client, daemon: Mortal, options: Options, course: Course
 async def _holder(address: str, options: Options) -> AsyncIterator[Callable[[], None]]:
     """Yields what kills a client that holds leases."""
     arguments = ("-c", HOLDER, address, POOL, str(options.held), str(LEASE_SECONDS))
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.to_thread(
+        subprocess.Popen, [sys.executable, *arguments], stdout=subprocess.DEVNULL
+    )
     try:
         yield process.kill
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        process.kill()
+        await asyncio.to_thread(process.wait)
 
 
 async def _trouble(daemon: Mortal, options: Options, course: Course, dies: Callable[[], None]) -> None:
