@@ -12,7 +12,7 @@ import logging
 import statistics
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from sandboxd.backends.base import Backend, Connection
@@ -39,7 +39,7 @@ DESTROY_PAUSE = 1.0
 class Listener(Protocol):
     """Who waits for sandboxes. All methods are synchronous: the ledger has already moved on."""
 
-    def granted(self, ticket: int, sandbox: Sandbox) -> None: ...
+    def granted(self, ticket: int, sandboxes: Sequence[Sandbox]) -> None: ...
 
     def forked(self, sandbox: Sandbox, lease: Lease) -> None: ...
 
@@ -139,10 +139,11 @@ class Fleet:
         if self._closing:
             return
         plan = self.ledger.plan(may_fill=self._may_fill)
-        for ticket, sandbox_id in plan.grant:
-            sandbox = self.sandboxes[sandbox_id]
-            sandbox.state = SandboxState.ACTIVE
-            self._listener.granted(ticket, sandbox)
+        for ticket, names in plan.grant:
+            granted = [self.sandboxes[name] for name in names]
+            for sandbox in granted:
+                sandbox.state = SandboxState.ACTIVE
+            self._listener.granted(ticket, granted)
         for sandbox_id in plan.resume:
             self._slots.pop(sandbox_id).set_result(None)
         for sandbox_id in plan.start:

@@ -43,7 +43,7 @@ class Entry:
     """A ready sandbox. Times are of the monotonic clock, which goes on while no daemon runs.
 
     `expiry` is None while nobody holds it. `made_from` tells one template from another; `image` and
-    `branches` are a fork's own.
+    `branches` are a fork's own. `gang` says how many its request was given.
     """
 
     id: str
@@ -53,6 +53,7 @@ class Entry:
     ttl: float = 0.0
     labels: dict[str, str] = field(default_factory=dict)
     request_id: str = ""
+    gang: int = 1
     image: str | None = None
     branches: tuple[str, ...] = ()
 

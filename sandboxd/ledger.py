@@ -9,38 +9,44 @@ says what to start, resume and grant; the pool then does it.
               ▼  │ (a slot is free)
            BACKING OFF   between two attempts: counts towards the size, holds no starting slot
 
-A fork goes from FORKING to ACTIVE: it is its caller's from the start, and passes the queue.
+A fork goes from FORKING to ACTIVE: it is its caller's from the start, and passes the queue. Who is next
+in the queue is decided by `queueing`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sandboxd.errors import PoolFull, QueueFull
+from sandboxd.errors import InvalidRequest, PoolFull, QueueFull
+from sandboxd.queueing import Claim, Queue
 
 QUEUE_FULL_RETRY_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class Bounds:
-    """What a pool may have: ready sandboxes, sandboxes in all, starts at once, callers in the queue."""
+    """What a pool may have: ready sandboxes, sandboxes in all, starts at once, callers in the queue.
+
+    `weights` are the shares of the tenants; those that are not named have 1.
+    """
 
     warm_target: int
     size_limit: int
     start_limit: int
     waiting_limit: int
+    weights: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. The ledger already counts all of it as done."""
+    """What to do now; the ledger counts all of it as done. A ticket is granted all that it wants at once."""
 
     start: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
-    grant: tuple[tuple[int, str], ...] = ()
+    grant: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
 
 @dataclass(slots=True)
@@ -68,10 +74,13 @@ class Ledger:
     active: set[str] = field(default_factory=set)
     forking: set[str] = field(default_factory=set)
     deleting: set[str] = field(default_factory=set)
-    waiting: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    waiting: Queue = field(init=False)
     totals: Totals = field(default_factory=Totals)
     degraded: bool = False
     _next_ticket: int = 0
+
+    def __post_init__(self) -> None:
+        self.waiting = Queue(self.bounds.weights)
 
     @property
     def size(self) -> int:
@@ -90,35 +99,68 @@ class Ledger:
         """How many of the starts at once may be forks: half, so that neither keeps the other waiting."""
         return max(1, self.bounds.start_limit // 2)
 
-    def enqueue(self) -> int:
-        """Adds a waiter and returns its ticket. Raises QueueFull with the number that wait."""
+    def enqueue(self, claim: Claim | None = None) -> int:
+        """Adds a waiter and returns its ticket. Raises QueueFull with the number that wait, and
+        InvalidRequest where it wants more than the pool may ever have.
+        """
+        claim = claim or Claim()
+        if claim.count > self.bounds.size_limit:
+            raise self.too_large(claim)
         if len(self.waiting) >= self.bounds.waiting_limit:
-            raise QueueFull(
-                f"{len(self.waiting)} callers wait already, as many as the pool lets wait",
-                retry_after=QUEUE_FULL_RETRY_SECONDS,
-                metadata={"waiting": str(len(self.waiting))},
-            )
+            raise self.queue_full()
         self._next_ticket += 1
-        self.waiting[self._next_ticket] = None
+        self.waiting.add(self._next_ticket, claim)
         return self._next_ticket
+
+    def displace(self, claim: Claim) -> int | None:
+        """Makes room in a full queue for a waiter that goes before others: takes out whoever would be served
+        last and returns its ticket. None where there is room, or the new one itself would be last.
+        """
+        if claim.count > self.bounds.size_limit or len(self.waiting) < self.bounds.waiting_limit:
+            return None
+        last = self.waiting.last_behind(claim)
+        if last is not None:
+            self.withdraw(last)
+        return last
+
+    def unmeetable(self) -> tuple[int, ...]:
+        """Who wants more than the pool may have since its size was lowered."""
+        limit = self.bounds.size_limit
+        return tuple(ticket for ticket in self.waiting if self.waiting[ticket].count > limit)
+
+    def queue_full(self) -> QueueFull:
+        """What is said to whoever finds no place, or loses its own, in a full queue."""
+        return QueueFull(
+            f"{len(self.waiting)} callers wait already, as many as the pool lets wait, and go before",
+            retry_after=QUEUE_FULL_RETRY_SECONDS,
+            metadata={"waiting": str(len(self.waiting)), "position": str(len(self.waiting))},
+        )
+
+    def too_large(self, claim: Claim) -> InvalidRequest:
+        """What is said to whoever could wait for ever."""
+        return InvalidRequest(
+            f"{claim.count} sandboxes at once are more than the pool's size_limit of"
+            f" {self.bounds.size_limit}: ask for fewer, or raise it"
+        )
 
     def withdraw(self, ticket: int) -> None:
         """Takes a waiter out of the queue that was not granted anything."""
-        del self.waiting[ticket]
+        self.waiting.remove(ticket)
 
     def plan(self, *, may_fill: bool = True) -> Plan:
         """Decides, and counts as done, what to grant, resume and start.
 
-        Waiters are granted in order. While `degraded` (the last start failed for good) one start at a
-        time probes whether that has changed; with `may_fill` False it waits for a caller, too.
+        Waiters are granted in the order of the queue; behind a gang that does not fit yet nobody is. While
+        `degraded` (the last start failed for good) one start at a time probes whether that has changed;
+        with `may_fill` False it waits for a caller, too.
         """
         grants = []
-        while self.waiting and self.warm:
-            ticket, _ = self.waiting.popitem(last=False)
-            sandbox_id, _ = self.warm.popitem(last=False)
-            self.active.add(sandbox_id)
-            self.totals.acquired += 1
-            grants.append((ticket, sandbox_id))
+        while (head := self.waiting.head()) is not None and self.waiting[head].count <= len(self.warm):
+            granted = tuple(self.warm.popitem(last=False)[0] for _ in range(self.waiting[head].count))
+            self.waiting.serve()
+            self.active.update(granted)
+            self.totals.acquired += len(granted)
+            grants.append((head, granted))
         slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting)
         slots -= min(len(self.forking), self.fork_limit)
         resumed = self._resume(slots)
@@ -135,7 +177,7 @@ class Ledger:
 
     def _start(self, slots: int, *, may_fill: bool) -> tuple[str, ...]:
         ready = self.bounds.warm_target if may_fill else 0
-        wanted = ready + len(self.waiting) - len(self.warm) - self.starting_count
+        wanted = ready + self.waiting.sandboxes - len(self.warm) - self.starting_count
         count = min(wanted, slots, self.bounds.size_limit - self.size)
         started = tuple(self.new_id() for _ in range(max(0, count)))
         self.starting.update(started)
@@ -162,15 +204,16 @@ class Ledger:
     def start_failed(self, sandbox_id: str, *, all_waiters: bool) -> tuple[int, ...]:
         """The start is given up; returns the tickets that must hear of it.
 
-        One start is made for one waiter, so the oldest hears of it, if any; all of them do when no
-        repetition can succeed.
+        One start is made for one waiter, so the first in the queue hears of it, if any; all of them do when
+        no repetition can succeed.
         """
         self.starting.remove(sandbox_id)
         self.totals.start_failures += 1
         self.degraded = True
-        told = tuple(self.waiting) if all_waiters else tuple(self.waiting)[:1]
+        head = self.waiting.head()
+        told = tuple(self.waiting) if all_waiters else () if head is None else (head,)
         for ticket in told:
-            del self.waiting[ticket]
+            self.withdraw(ticket)
         return told
 
     def start_withdrawn(self, sandbox_id: str) -> None:
@@ -239,8 +282,8 @@ class Ledger:
         self.deleting.add(sandbox_id)
 
     def surplus(self) -> tuple[str, ...]:
-        """The warm sandboxes beyond the target, newest first."""
-        excess = len(self.warm) - self.bounds.warm_target
+        """The warm sandboxes beyond the target and what the queue waits for, newest first."""
+        excess = len(self.warm) - self.bounds.warm_target - self.waiting.sandboxes
         return tuple(itertools.islice(reversed(self.warm), max(0, excess)))
 
     def deleted(self, sandbox_id: str) -> None:
@@ -260,6 +303,9 @@ class Ledger:
             raise AssertionError(f"a sandbox is in two states at once: {self!r}")
         if totals.acquired != totals.released + totals.expired + totals.lost + len(self.active):
             raise AssertionError(f"acquired is not released + expired + lost + active: {self!r}")
+        if len(self.waiting) > self.bounds.waiting_limit:
+            raise AssertionError(f"more wait than the {self.bounds.waiting_limit} that may: {self!r}")
+        self.waiting.check()
 
     def __repr__(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""A pool of equal sandboxes: kept warm, leased one by one in the order of arrival, destroyed after use.
+"""A pool of equal sandboxes: kept warm, leased in the order of the queue, destroyed after use.
 
 What ends something (`release`, `drain`) is synchronous: it marks the sandbox and returns, since a gRPC
 handler may be cut off at any await. The tasks of the `Fleet` do the work.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.errors import (
-    AcquireTimedOut,
     Draining,
     Internal,
     LeaseExpired,
@@ -24,12 +23,15 @@ from sandboxd.errors import (
     SandboxNotFound,
 )
 from sandboxd.fleet import Fleet
+from sandboxd.given import Requests
 from sandboxd.journal import REMEMBERED_ENDINGS, Ending, Entry, Journal, MemoryJournal, Past
 from sandboxd.leases import Lease, LeaseTable
 from sandboxd.ledger import Bounds
+from sandboxd.queueing import Claim
 from sandboxd.sandbox import Sandbox, template_of
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import PoolStats, SandboxState, Template
+from sandboxd.waiters import Waiters, Watch
 
 # Who could not renew because no daemon ran may do so for this long after the next has begun.
 RENEWAL_GRACE_SECONDS = 10.0
@@ -44,14 +46,6 @@ class PoolOptions:
     default_ttl: float = 300.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     carried: Callable[[int], int] = int
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiter:
-    """Who waits for a sandbox, and what is to be written on the lease in the moment it is granted."""
-
-    lease: Lease
-    granted: asyncio.Future[Sandbox]
 
 
 class Pool:
@@ -83,8 +77,8 @@ class Pool:
         self._ledger = self._fleet.bind(options.bounds, self)
         self._leases = LeaseTable()
         self._nudge = asyncio.Event()
-        self._waiters: dict[int, _Waiter] = {}
-        self._requests: dict[str, asyncio.Future[Sandbox]] = {}
+        self._waiters = Waiters(name, self._fleet, self._ledger, self._clock)
+        self._requests = Requests()
         self._endings: OrderedDict[str, SandboxdError] = OrderedDict()
         self._draining = False
 
@@ -111,6 +105,8 @@ class Pool:
         for ending in past.endings:
             self._remember(ending.id, ENDINGS[ending.reason](ending.message, metadata=ending.metadata))
         for entry in past.entries:
+            if entry.request_id and entry.expiry is not None:
+                self._requests.restore(entry.request_id, entry.gang, entry.id)
             connection = connections.get(entry.id)
             if connection is not None:
                 self._adopt(entry, connection)
@@ -120,6 +116,7 @@ class Pool:
                 self._ledger.totals.lost += 1
                 message = f"sandbox {entry.id!r} died while no daemon ran"
                 self._ended(Sandbox(entry.id, entry.created), SandboxLost(message))
+        self._requests.forget_ended(self._is_leased)
         self._journal.commit(self._ledger.totals)
 
     def _adopt(self, entry: Entry, connection: Connection) -> None:
@@ -130,81 +127,42 @@ class Pool:
             return
         grace = self._clock.now() + min(sandbox.ttl, RENEWAL_GRACE_SECONDS)
         self._expire_at(sandbox, max(sandbox.expiry, grace))
-        if sandbox.request_id:
-            granted = self._requests[sandbox.request_id] = asyncio.get_running_loop().create_future()
-            granted.set_result(sandbox)
 
-    async def acquire(self, lease: Lease | None = None, *, timeout: float | None = None) -> Sandbox:
-        """Leases a sandbox, waiting up to `timeout` seconds.
+    async def acquire(
+        self, lease: Lease | None = None, claim: Claim | None = None, *, timeout: float | None = None
+    ) -> Sandbox:
+        """Leases one sandbox; else as `acquire_all`."""
+        return (await self.acquire_all(lease or Lease(), claim or Claim(), timeout=timeout))[0]
 
-        A `request_id` seen before gives the sandbox that it gave then. Raises QueueFull,
-        AcquireTimedOut, StartFailed, Draining, and what the earlier call's sandbox has met since.
+    async def acquire_all(
+        self, lease: Lease, claim: Claim, *, timeout: float | None = None, watch: Watch | None = None
+    ) -> list[Sandbox]:
+        """Leases as many sandboxes as are claimed, all or none, waiting up to `timeout` seconds.
+
+        A `request_id` seen before gives the sandboxes that it gave then. Raises QueueFull,
+        AcquireTimedOut, StartFailed, Draining, InvalidRequest where the pool can never have so many, and what
+        the earlier call's sandboxes have met since.
         """
         if self._draining:
             raise Draining(f"pool {self.name!r} takes no new work: the daemon is shutting down")
-        lease = lease or Lease()
-        if not lease.request_id:
-            return await self._acquire(lease, timeout)
-        while (earlier := self._requests.get(lease.request_id)) is not None:
-            await asyncio.wait({earlier})
-            if not earlier.cancelled():
-                return self.get(earlier.result().id)
-            # The earlier call was given up before it had a sandbox; this one takes its place.
-        return await self._acquire_first(lease, timeout)
 
-    async def _acquire_first(self, lease: Lease, timeout: float | None) -> Sandbox:
-        first: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
-        # Retrieved here, so that a failure that no second caller waits for is not reported as unhandled.
-        first.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._requests[lease.request_id] = first
-        try:
-            sandbox = await self._acquire(lease, timeout)
-        except SandboxdError as error:
-            del self._requests[lease.request_id]
-            first.set_exception(error)
-            raise
-        except BaseException:
-            del self._requests[lease.request_id]
-            first.cancel()
-            raise
-        first.set_result(sandbox)
-        return sandbox
+        async def acquire() -> list[str]:
+            waiter = self._waiters.join(lease, claim)
+            self._fleet.pump()
+            try:
+                await self._waiters.wait(waiter, timeout, watch)
+                # One may have died since.
+                return [self.get(sandbox.id).id for sandbox in waiter.sandboxes()]
+            except BaseException:
+                # Nobody comes for what was granted. It is destroyed like used ones: simpler than sure.
+                self._release_all(waiter.sandboxes())
+                raise
 
-    async def _acquire(self, lease: Lease, timeout: float | None) -> Sandbox:
-        ticket = self._ledger.enqueue()
-        future: asyncio.Future[Sandbox] = asyncio.get_running_loop().create_future()
-        self._waiters[ticket] = _Waiter(lease, future)
-        self._fleet.pump()
-        if not future.done():
-            await self._wait_for_grant(ticket, future, timeout)
-        # It may have died since.
-        return self.get(future.result().id)
-
-    async def _wait_for_grant(
-        self, ticket: int, future: asyncio.Future[Sandbox], timeout: float | None
-    ) -> None:
-        timer = asyncio.ensure_future(self._clock.sleep(timeout)) if timeout is not None else None
-        ahead = 0
-        try:
-            await asyncio.wait({future} | ({timer} if timer else set()), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            if future.done() and future.exception() is None:
-                # Granted, but nobody came for it. It is destroyed like a used one: simpler than sure.
-                self.release(future.result().id)
-            raise
-        finally:
-            if timer:
-                timer.cancel()
-            if not future.done():
-                ahead = list(self._ledger.waiting).index(ticket)
-                self._ledger.withdraw(ticket)
-                del self._waiters[ticket]
-        if not future.done():
-            raise AcquireTimedOut(
-                f"no sandbox of pool {self.name!r} became free within {timeout:.1f} s: {ahead} callers"
-                f" ahead, {self._ledger!r}",
-                metadata={"position": str(ahead)},
-            )
+        if lease.request_id:
+            ids = await self._requests.once(lease.request_id, claim.count, acquire)
+        else:
+            ids = await acquire()
+        return [self.get(sandbox_id) for sandbox_id in ids]
 
     async def fork(self, sandbox_id: str, count: int, lease: Lease) -> list[Sandbox]:
         """Leases `count` new sandboxes whose files are as this one's are now; all or none.
@@ -222,7 +180,7 @@ class Pool:
             raise
         return forks
 
-    def _release_all(self, sandboxes: list[Sandbox]) -> None:
+    def _release_all(self, sandboxes: Iterable[Sandbox]) -> None:
         for sandbox in sandboxes:
             self.release(sandbox.id)
 
@@ -235,11 +193,12 @@ class Pool:
             task.cancel()
             raise
 
-    def granted(self, ticket: int, sandbox: Sandbox) -> None:
-        """The fleet's word that a waiter's sandbox is there."""
-        waiter = self._waiters.pop(ticket)
-        self._lease(sandbox, waiter.lease)
-        waiter.granted.set_result(sandbox)
+    def granted(self, ticket: int, sandboxes: Sequence[Sandbox]) -> None:
+        """The fleet's word that a waiter's sandboxes are there."""
+        for sandbox in sandboxes:
+            sandbox.gang = len(sandboxes)
+            self._lease(sandbox, self._waiters.lease(ticket))
+        self._waiters.granted(ticket, sandboxes)
 
     def forked(self, sandbox: Sandbox, lease: Lease) -> None:
         """The fleet's word that a fork runs."""
@@ -247,7 +206,7 @@ class Pool:
 
     def refused(self, ticket: int, error: SandboxdError) -> None:
         """The fleet's word that a waiter's start failed for good."""
-        self._waiters.pop(ticket).granted.set_exception(error)
+        self._waiters.refused(ticket, error)
 
     def died(self, sandbox: Sandbox, error: SandboxLost) -> None:
         """The fleet's word that a leased sandbox ended by itself."""
@@ -271,18 +230,8 @@ class Pool:
         self._fleet.destroy(sandbox)
 
     def release_request(self, request_id: str) -> None:
-        """Ends the lease that a request was given; one that still waits is given nothing. Idempotent."""
-        granted = self._requests.get(request_id)
-        if granted is None:
-            return
-        if not granted.done():
-            granted.add_done_callback(self._release_granted)
-        else:
-            self._release_granted(granted)
-
-    def _release_granted(self, granted: asyncio.Future[Sandbox]) -> None:
-        if not granted.cancelled() and granted.exception() is None:
-            self.release(granted.result().id)
+        """Ends the leases that a request was given; one that still waits is given nothing. Idempotent."""
+        self._requests.whenever(request_id, self.release)
 
     def get(self, sandbox_id: str) -> Sandbox:
         """The leased sandbox of this name. Raises LeaseExpired, SandboxLost or SandboxNotFound."""
@@ -311,14 +260,13 @@ class Pool:
         warm = bounds.warm_target if warm_target is None else warm_target
         bounds.size_limit = bounds.size_limit if size_limit is None else self._options.carried(size_limit)
         bounds.warm_target = min(warm, bounds.size_limit)
+        self._waiters.refuse(self._ledger.unmeetable(), self._ledger.too_large)
         self._fleet.pump()
 
     def drain(self) -> None:
         """Refuses new work and fails whoever waits; leases go on."""
         self._draining = True
-        for ticket in list(self._ledger.waiting):
-            self._ledger.withdraw(ticket)
-            self.refused(ticket, Draining("the daemon is shutting down"))
+        self._waiters.refuse(tuple(self._ledger.waiting), lambda _: Draining("the daemon is shutting down"))
 
     def stats(self) -> PoolStats:
         """Counts and totals at this moment."""
@@ -365,10 +313,13 @@ class Pool:
 
     def _ended(self, sandbox: Sandbox, ending: SandboxdError) -> None:
         self._leases.drop(sandbox.id)
-        self._requests.pop(sandbox.request_id, None)
+        self._requests.forget_ended(self._is_leased, sandbox.request_id)
         self._remember(sandbox.id, ending)
         if ending.reason != SandboxNotFound.reason:
             self._journal.ended(Ending(sandbox.id, ending.reason, ending.message, ending.metadata))
+
+    def _is_leased(self, sandbox_id: str) -> bool:
+        return self._leases.expiry(sandbox_id) is not None
 
     def _remember(self, sandbox_id: str, ending: SandboxdError) -> None:
         self._endings[sandbox_id] = ending

@@ -23,6 +23,8 @@ class Sandbox:
     ttl: float = 0.0
     labels: dict[str, str] = field(default_factory=dict)
     request_id: str = ""
+    gang: int = 1
+    """How many its request was given."""
     template: Template | None = None
     """Its own, where it is not the pool's: a fork's."""
 
@@ -37,6 +39,7 @@ class Sandbox:
             ttl=self.ttl,
             labels=self.labels,
             request_id=self.request_id,
+            gang=self.gang,
             image=own.image if own else None,
             branches=own.branches if own else (),
         )
@@ -53,6 +56,7 @@ class Sandbox:
             ttl=entry.ttl,
             labels=entry.labels,
             request_id=entry.request_id,
+            gang=entry.gang,
             template=own,
         )
 

@@ -211,6 +211,19 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePosition:
+    """Where a waiter stands: how many callers are served before it, and how many sandboxes they want.
+
+    `expected_wait` is in seconds, until it has all it wants, at the rate of late; None where nothing was
+    granted to anyone who waited, so that there is no rate.
+    """
+
+    callers_ahead: int
+    sandboxes_ahead: int
+    expected_wait: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStats:
     """Counts of one pool at one moment, and its totals since the daemon started.
 

@@ -34,7 +34,7 @@ def test_grants_in_the_order_of_arrival_and_flips_at_once() -> None:
     started = ledger.plan().start
     assert len(started) == 3
     ledger.start_succeeded(started[1])
-    assert ledger.plan().grant == ((tickets[0], started[1]),)
+    assert ledger.plan().grant == ((tickets[0], (started[1],)),)
     assert ledger.active == {started[1]}
     assert ledger.plan().grant == ()
 
@@ -114,7 +114,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(target=starting, may_fill=st.booleans())
     def plan(self, may_fill: bool) -> object:
         plan = self.ledger.plan(may_fill=may_fill)
-        for _, name in plan.grant:
+        for name in itertools.chain.from_iterable(names for _, names in plan.grant):
             assert name not in self.granted, "one sandbox was granted twice"
             self.granted.add(name)
         return multiple(*plan.start, *plan.resume)
