@@ -9,13 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from sandboxd.errors import PoolFull, QueueFull
+from sandboxd.errors import InvalidRequest, PoolFull, QueueFull
 from sandboxd.ledger import Bounds, Ledger
+from sandboxd.queueing import Claim
 
 
 def make(warm: int = 2, size: int = 10, starts: int = 4, waiting: int = 5) -> Ledger:
     names = (f"s{n}" for n in itertools.count())
-    return Ledger(Bounds(warm, size, starts, waiting), new_id=lambda: next(names))
+    return Ledger(Bounds(warm, size, starts, waiting, {"b": 3}), new_id=lambda: next(names))
 
 
 def test_fills_to_the_target_and_no_further() -> None:
@@ -86,6 +87,81 @@ def test_the_queue_has_an_end() -> None:
     assert raised.value.retry_after is not None
 
 
+def test_a_full_queue_has_room_for_whoever_goes_before_others() -> None:
+    ledger = make(waiting=2)
+    first, second = ledger.enqueue(), ledger.enqueue()
+    assert ledger.displace(Claim()) is None
+    with pytest.raises(QueueFull):
+        ledger.enqueue()
+    assert ledger.displace(Claim(tenant="b")) == second
+    other = ledger.enqueue(Claim(tenant="b"))
+    assert ledger.displace(Claim(priority=1, count=11)) is None
+    assert ledger.displace(Claim(priority=1)) in (first, other)
+    ledger.enqueue(Claim(priority=1))
+    ledger.check()
+
+
+def test_a_gang_is_granted_all_or_nothing_and_nobody_passes_it() -> None:
+    ledger = make(warm=0, size=4, starts=4)
+    gang, single = ledger.enqueue(Claim(count=3)), ledger.enqueue(Claim(tenant="b"))
+    started = ledger.plan().start
+    assert len(started) == 4
+    for name in started[:2]:
+        ledger.start_succeeded(name)
+        assert ledger.plan().grant == ()
+        assert ledger.surplus() == ()
+    ledger.start_succeeded(started[2])
+    assert ledger.plan().grant == ((gang, started[:3]),)
+    ledger.start_succeeded(started[3])
+    assert ledger.plan().grant == ((single, (started[3],)),)
+
+
+def test_what_gathered_for_a_gang_that_leaves_is_for_those_behind_it() -> None:
+    ledger = make(warm=0, size=4, starts=4)
+    gang, single = ledger.enqueue(Claim(count=4)), ledger.enqueue()
+    started = ledger.plan().start
+    for name in started[:3]:
+        ledger.start_succeeded(name)
+    assert ledger.plan().grant == ()
+    ledger.withdraw(gang)
+    assert ledger.plan().grant == ((single, (started[0],)),)
+    assert len(ledger.surplus()) == 2
+
+
+def test_a_gang_that_the_pool_can_never_hold_is_refused() -> None:
+    ledger = make(size=10)
+    with pytest.raises(
+        InvalidRequest, match="11 sandboxes at once are more than the pool's size_limit of 10"
+    ):
+        ledger.enqueue(Claim(count=11))
+    gang = ledger.enqueue(Claim(count=10))
+    assert ledger.unmeetable() == ()
+    ledger.bounds.size_limit = 9
+    assert ledger.unmeetable() == (gang,)
+
+
+def test_gangs_and_singles_all_end_while_sandboxes_come_and_go() -> None:
+    """A pool of 8: gangs of 8 wait until all of it is theirs, among singles without end; nobody starves."""
+    ledger = make(warm=0, size=8, starts=8, waiting=1000)
+    gangs = [ledger.enqueue(Claim(count=8, tenant="large")) for _ in range(5)]
+    singles, granted = [ledger.enqueue(Claim(tenant="small"))], dict[int, int]()
+    for turn in range(400):
+        singles.append(ledger.enqueue(Claim(tenant="small")))
+        plan = ledger.plan()
+        for name in plan.start:
+            ledger.start_succeeded(name)
+        granted.update((ticket, turn) for ticket, _ in plan.grant)
+        for name in sorted(ledger.active)[:4]:
+            ledger.release(name)
+        for name in list(ledger.deleting):
+            ledger.deleted(name)
+        ledger.check()
+    assert set(gangs) <= set(granted)
+    # 16 requests of one sandbox for each gang's turn, and two turns to gather: nobody stands for ever.
+    assert max(granted[gang] for gang in gangs) < 100
+    assert set(singles[:200]) <= set(granted)
+
+
 def test_forks_pass_the_queue_but_not_the_size() -> None:
     ledger = make(warm=0, size=4)
     ledger.enqueue()
@@ -110,19 +186,34 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.ledger = make(warm=3, size=8, starts=3, waiting=6)
         self.granted: set[str] = set()
+        self.claims: dict[int, Claim] = {}
+        self.known: set[str] = set()
 
     @rule(target=starting, may_fill=st.booleans())
     def plan(self, may_fill: bool) -> object:
         plan = self.ledger.plan(may_fill=may_fill)
-        for name in itertools.chain.from_iterable(names for _, names in plan.grant):
-            assert name not in self.granted, "one sandbox was granted twice"
-            self.granted.add(name)
+        for ticket, names in plan.grant:
+            assert len(names) == self.claims[ticket].count, "a gang was granted in part"
+            assert self.granted.isdisjoint(names), "one sandbox was granted twice"
+            self.granted.update(names)
+        head = self.ledger.waiting.head()
+        assert head is None or self.claims[head].count > len(self.ledger.warm), "the head could be served"
+        self.known.update(plan.start)
         return multiple(*plan.start, *plan.resume)
 
-    @rule()
-    def enqueue(self) -> None:
-        if len(self.ledger.waiting) < self.ledger.bounds.waiting_limit:
-            self.ledger.enqueue()
+    @rule(count=st.integers(1, 9), tenant=st.sampled_from("abc"), priority=st.sampled_from([0, 0, 0, -1, 1]))
+    def enqueue(self, count: int, tenant: str, priority: int) -> None:
+        claim, before = Claim(count, tenant, priority), set(self.ledger.waiting)
+        displaced = self.ledger.displace(claim)
+        assert set(self.ledger.waiting) == before - {displaced}
+        if count > self.ledger.bounds.size_limit:
+            with pytest.raises(InvalidRequest):
+                self.ledger.enqueue(claim)
+        elif len(self.ledger.waiting) < self.ledger.bounds.waiting_limit:
+            self.claims[self.ledger.enqueue(claim)] = claim
+        else:
+            with pytest.raises(QueueFull):
+                self.ledger.enqueue(claim)
 
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
@@ -145,6 +236,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(name=consumes(starting), everyone=st.booleans())
     def fail_for_good(self, name: str, everyone: bool) -> None:
         self.ledger.start_failed(name, all_waiters=everyone)
+        self.known.remove(name)
 
     @rule(data=st.data(), how=st.sampled_from(["release", "expire", "lose"]))
     def end(self, data: st.DataObject, how: str) -> None:
@@ -157,7 +249,9 @@ class AnyOrder(RuleBasedStateMachine):
             with pytest.raises(PoolFull):
                 self.ledger.fork(count)
             return multiple()
-        return multiple(*self.ledger.fork(count))
+        forks = self.ledger.fork(count)
+        self.known.update(forks)
+        return multiple(*forks)
 
     @rule(name=consumes(forking), well=st.booleans())
     def end_fork(self, name: str, well: bool) -> None:
@@ -174,7 +268,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         if self.ledger.deleting:
-            self.ledger.deleted(data.draw(st.sampled_from(sorted(self.ledger.deleting))))
+            name = data.draw(st.sampled_from(sorted(self.ledger.deleting)))
+            self.ledger.deleted(name)
+            self.known.remove(name)
 
     @rule(warm=st.integers(0, 8))
     def retarget(self, warm: int) -> None:
@@ -187,6 +283,31 @@ class AnyOrder(RuleBasedStateMachine):
         self.ledger.check()
         assert self.ledger.size <= self.ledger.bounds.size_limit
         assert len(self.ledger.starting) <= self.ledger.bounds.start_limit
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        ledger = self.ledger
+        on_their_way = {*ledger.starting, *ledger.backing_off, *ledger.resumable, *ledger.forking}
+        assert self.known == on_their_way | {*ledger.warm, *ledger.active, *ledger.deleting}
+
+    def teardown(self) -> None:
+        """When leases end and starts succeed, whoever waits is granted: soon, and in the order foretold."""
+        ledger, order = self.ledger, list[int]()
+        foretold = sorted(ledger.waiting, key=lambda ticket: ledger.waiting.before(ticket)[0])
+        for _ in range(6 * len(foretold)):
+            for name in sorted(ledger.active):
+                ledger.release(name)
+            for name in [*ledger.forking]:
+                ledger.fork_withdrawn(name)
+            for name in [*ledger.deleting]:
+                ledger.deleted(name)
+            for name in [*ledger.backing_off]:
+                ledger.attempt_due(name)
+            order += [ticket for ticket, _ in ledger.plan().grant]
+            for name in [*ledger.starting]:
+                ledger.start_succeeded(name)
+        assert order == foretold
+        ledger.check()
 
 
 TestAnyOrder = AnyOrder.TestCase
