@@ -15,6 +15,7 @@ from sandboxd.types import (
     FileKind,
     Kept,
     PoolStats,
+    QueuePosition,
     Started,
     Stderr,
     Stdout,
@@ -154,6 +155,16 @@ def file_info(reply: pb.FileInfo) -> FileInfo:
         mode=reply.mode,
         modified=reply.modify_time.ToNanoseconds() / 1e9,
         target=reply.link_target,
+    )
+
+
+def queue_position(reply: pb.QueuePosition) -> QueuePosition:
+    """Where a caller stands."""
+    expected = reply.expected_wait_duration.ToNanoseconds() / 1e9
+    return QueuePosition(
+        reply.callers_ahead_count,
+        reply.sandboxes_ahead_count,
+        expected if reply.HasField("expected_wait_duration") else None,
     )
 
 

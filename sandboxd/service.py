@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -18,17 +17,19 @@ from google.protobuf import empty_pb2
 from grpc_status import rpc_status
 
 from sandboxd import wire
-from sandboxd.backends.base import Commands, Execution, Files
+from sandboxd.backends.base import Commands, Files
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, InvalidRequest, PoolNotFound, SandboxdError, SandboxNotFound
 from sandboxd.leases import Lease
 from sandboxd.pool import Pool
 from sandboxd.sandbox import Sandbox
 from sandboxd.status import to_status
-from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, Stderr, Stdout
+from sandboxd.streams import joined, talk, while_running
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, QueuePosition
 from sandboxd.uploads import upload
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+from sandboxd.waiters import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,13 @@ class Pools:
         return wire.sandbox(pool.name, sandbox, self.clock.wall() - self.clock.now())
 
 
+def _patience(context: Context) -> float:
+    """How long a call may wait, in seconds."""
+    remaining = context.time_remaining()
+    timeout = LONGEST_WAIT_SECONDS if remaining is None else remaining - DEADLINE_MARGIN_SECONDS
+    return float(min(max(timeout, 0.0), LONGEST_WAIT_SECONDS))
+
+
 class SandboxService(pb_grpc.SandboxServiceServicer):
     """Leases and their use."""
 
@@ -125,12 +133,23 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     @unary
     async def AcquireSandbox(self, request: pb.AcquireSandboxRequest, context: Context) -> pb.Sandbox:
         pool = self._pools.named(request.pool)
-        ttl = wire.seconds(request.ttl, "ttl") if request.HasField("ttl") else None
-        lease = Lease(ttl=ttl, labels=wire.labels(request.labels), request_id=wire.request_id(request))
-        remaining = context.time_remaining()
-        timeout = LONGEST_WAIT_SECONDS if remaining is None else remaining - DEADLINE_MARGIN_SECONDS
-        sandbox = await pool.acquire(lease, timeout=min(max(timeout, 0.0), LONGEST_WAIT_SECONDS))
-        return self._pools.encode(pool, sandbox)
+        lease, claim = wire.lease(request), wire.claim(request)
+        return self._pools.encode(pool, await pool.acquire(lease, claim, timeout=_patience(context)))
+
+    @unary
+    async def AcquireSandboxes(self, request: pb.AcquireSandboxesRequest, context: Context) -> None:
+        async def told(position: QueuePosition) -> None:
+            await context.write(pb.AcquireSandboxesResponse(waiting=wire.queue_position(position)))
+
+        pool, interval = self._pools.named(request.pool), wire.position_interval(request)
+        sandboxes = await pool.acquire_all(
+            wire.lease(request),
+            wire.claim(request),
+            timeout=_patience(context),
+            watch=None if interval is None else Watch(interval, told),
+        )
+        for sandbox in sandboxes:
+            await context.write(pb.AcquireSandboxesResponse(acquired=self._pools.encode(pool, sandbox)))
 
     @unary
     async def RenewSandbox(self, request: pb.RenewSandboxRequest, context: Context) -> pb.Sandbox:
@@ -192,7 +211,7 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     async def RunCommand(self, request: pb.ExecCommandRequest, context: Context) -> pb.RunCommandResponse:
         pool, sandbox_id = self._pools.holding(request.name)
         async with pool.connection(sandbox_id).exec(wire.bounded_command(request)) as events:
-            return pb.RunCommandResponse(events=[wire.event(event) for event in await _joined(events)])
+            return pb.RunCommandResponse(events=[wire.event(event) for event in await joined(events)])
 
     @streaming
     async def InteractCommand(
@@ -204,9 +223,9 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
         pool, sandbox_id = self._pools.holding(first.start.name)
         command = wire.command(first.start, interactive=True)
         async with pool.connection(sandbox_id).exec(command) as execution:
-            talking = asyncio.create_task(_talk(requests, execution))
+            talking = asyncio.create_task(talk(requests, execution))
             try:
-                async for event in _while(talking, aiter(execution)):
+                async for event in while_running(talking, aiter(execution)):
                     yield wire.event(event)
             finally:
                 talking.cancel()
@@ -301,59 +320,6 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     def _files(self, name: str) -> Files:
         pool, sandbox_id = self._pools.holding(name)
         return pool.connection(sandbox_id).files
-
-
-async def _joined(events: AsyncIterable[Event]) -> list[Event]:
-    """All events, pieces of a stream that follow one another as one: a command may print byte by byte."""
-    firsts: list[Event] = []
-    data: list[bytearray] = []
-    async for event in events:
-        if isinstance(event, Stdout | Stderr) and firsts:
-            last = firsts[-1]
-            if isinstance(last, type(event)) and event.offset == last.offset + len(data[-1]):
-                data[-1] += event.data
-                continue
-        firsts.append(event)
-        data.append(bytearray(event.data if isinstance(event, Stdout | Stderr) else b""))
-    return [
-        replace(first, data=bytes(all_of_it)) if isinstance(first, Stdout | Stderr) else first
-        for first, all_of_it in zip(firsts, data, strict=True)
-    ]
-
-
-async def _talk(requests: AsyncIterator[pb.InteractCommandRequest], execution: Execution) -> None:
-    """Passes on what the caller of a command says. Raises InvalidRequest."""
-    async for request in requests:
-        match request.WhichOneof("message"):
-            case "stdin":
-                await execution.write(wire.stdin(request.stdin))
-            case "stdin_end":
-                await execution.end_input()
-            case "signal":
-                await execution.signal(wire.signal_number(request.signal))
-            case "resize":
-                await execution.resize(*wire.terminal_size(request.resize))
-            case _:
-                raise InvalidRequest("only the first message of InteractCommand may carry `start`")
-    await execution.end_input()
-
-
-async def _while(task: asyncio.Task[None], events: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    """The events, until their end or until `task` fails, whose error is then raised."""
-    while True:
-        coming = asyncio.ensure_future(anext(events, None))
-        try:
-            if not task.done():
-                await asyncio.wait({coming, task}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-            event = await coming
-        finally:
-            coming.cancel()
-            await asyncio.wait([coming])
-        if event is None:
-            return
-        yield event
 
 
 class PoolService(pb_grpc.PoolServiceServicer):

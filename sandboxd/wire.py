@@ -8,10 +8,13 @@ from typing import TypeVar
 from google.protobuf import duration_pb2, timestamp_pb2
 
 from sandboxd.errors import InvalidRequest
+from sandboxd.leases import Lease
 from sandboxd.pool import Pool
+from sandboxd.queueing import DEFAULT_TENANT, PRIORITY_LIMIT, Claim
 from sandboxd.sandbox import Sandbox
 from sandboxd.types import (
     COMMAND_ID,
+    POOL_ID,
     POOL_PREFIX,
     SANDBOX_PREFIX,
     Command,
@@ -21,6 +24,7 @@ from sandboxd.types import (
     FileInfo,
     Kept,
     PoolStats,
+    QueuePosition,
     Started,
     Stderr,
     Stdout,
@@ -37,7 +41,8 @@ OUTPUT_PIECE_BYTES = 1 << 19
 TERMINAL_SIDE_LIMIT = 65535
 SIGNAL_LIMIT = 64
 TAIL_LIMIT_BYTES = 1 << 20
-FORK_LIMIT = 1000
+FORK_LIMIT = GANG_LIMIT = 1000
+POSITION_INTERVAL_LEAST = 0.1
 FILES_AT_ONCE, NAMES_AT_ONCE_BYTES = 1000, 1 << 19
 # What a timestamp can say, in seconds since 1970: the years 1 to 9999.
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
@@ -70,10 +75,44 @@ def labels(value: Mapping[str, str]) -> dict[str, str]:
     return dict(value)
 
 
-def request_id(request: pb.AcquireSandboxRequest) -> str:
+def request_id(request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest) -> str:
     if len(request.request_id.encode()) > REQUEST_ID_BYTES_LIMIT:
         raise InvalidRequest(f"request_id is longer than {REQUEST_ID_BYTES_LIMIT} bytes")
     return request.request_id
+
+
+def lease(request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest) -> Lease:
+    ttl = seconds(request.ttl, "ttl") if request.HasField("ttl") else None
+    return Lease(ttl=ttl, labels=labels(request.labels), request_id=request_id(request))
+
+
+def claim(request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest) -> Claim:
+    """One sandbox, or the `count` of a gang."""
+    count = request.count if isinstance(request, pb.AcquireSandboxesRequest) else 1
+    if not 1 <= count <= GANG_LIMIT:
+        raise InvalidRequest(f"count = {count} must be from 1 to {GANG_LIMIT}")
+    if abs(request.priority) > PRIORITY_LIMIT:
+        raise InvalidRequest(
+            f"priority = {request.priority} must be from {-PRIORITY_LIMIT} to {PRIORITY_LIMIT}"
+        )
+    tenant = request.tenant or DEFAULT_TENANT
+    if not POOL_ID.fullmatch(tenant):
+        raise InvalidRequest(
+            f"tenant {tenant[:80]!r} must be a lower-case letter and at most 62 more, digits or dashes"
+        )
+    return Claim(count, tenant, request.priority)
+
+
+def position_interval(request: pb.AcquireSandboxesRequest) -> float | None:
+    """Seconds; None where the caller does not want to hear."""
+    if not request.HasField("position_interval"):
+        return None
+    interval = seconds(request.position_interval, "position_interval")
+    if interval < POSITION_INTERVAL_LEAST:
+        raise InvalidRequest(
+            f"position_interval = {interval:g} s must be at least {POSITION_INTERVAL_LEAST:g} s"
+        )
+    return interval
 
 
 def fork_count(request: pb.ForkSandboxRequest) -> int:
@@ -253,6 +292,15 @@ def pool(name: str, stats: PoolStats) -> pb.Pool:
         start_failures_total=stats.start_failures_total,
         start_duration=None if stats.start_seconds is None else duration(stats.start_seconds),
         last_failure=stats.last_failure,
+    )
+
+
+def queue_position(value: QueuePosition) -> pb.QueuePosition:
+    expected = value.expected_wait
+    return pb.QueuePosition(
+        callers_ahead_count=value.callers_ahead,
+        sandboxes_ahead_count=value.sandboxes_ahead,
+        expected_wait_duration=None if expected is None else duration(min(expected, LONGEST_SECONDS)),
     )
 
 

@@ -49,7 +49,7 @@ class Sandbox(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[Sandbox.State, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AcquireSandboxRequest(_message.Message):
-    __slots__ = ("pool", "ttl", "labels", "request_id")
+    __slots__ = ("pool", "ttl", "labels", "request_id", "priority", "tenant")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,11 +61,60 @@ class AcquireSandboxRequest(_message.Message):
     TTL_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     pool: str
     ttl: _duration_pb2.Duration
     labels: _containers.ScalarMap[str, str]
     request_id: str
-    def __init__(self, pool: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    priority: int
+    tenant: str
+    def __init__(self, pool: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class AcquireSandboxesRequest(_message.Message):
+    __slots__ = ("pool", "count", "ttl", "labels", "request_id", "priority", "tenant", "position_interval")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    count: int
+    ttl: _duration_pb2.Duration
+    labels: _containers.ScalarMap[str, str]
+    request_id: str
+    priority: int
+    tenant: str
+    position_interval: _duration_pb2.Duration
+    def __init__(self, pool: _Optional[str] = ..., count: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., position_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class AcquireSandboxesResponse(_message.Message):
+    __slots__ = ("waiting", "acquired")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRED_FIELD_NUMBER: _ClassVar[int]
+    waiting: QueuePosition
+    acquired: Sandbox
+    def __init__(self, waiting: _Optional[_Union[QueuePosition, _Mapping]] = ..., acquired: _Optional[_Union[Sandbox, _Mapping]] = ...) -> None: ...
+
+class QueuePosition(_message.Message):
+    __slots__ = ("callers_ahead_count", "sandboxes_ahead_count", "expected_wait_duration")
+    CALLERS_AHEAD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SANDBOXES_AHEAD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WAIT_DURATION_FIELD_NUMBER: _ClassVar[int]
+    callers_ahead_count: int
+    sandboxes_ahead_count: int
+    expected_wait_duration: _duration_pb2.Duration
+    def __init__(self, callers_ahead_count: _Optional[int] = ..., sandboxes_ahead_count: _Optional[int] = ..., expected_wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RenewSandboxRequest(_message.Message):
     __slots__ = ("name", "ttl")

@@ -44,6 +44,11 @@ class SandboxServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.Sandbox.FromString,
                 _registered_method=True)
+        self.AcquireSandboxes = channel.unary_stream(
+                '/sandboxd.v1.SandboxService/AcquireSandboxes',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxesRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxesResponse.FromString,
+                _registered_method=True)
         self.RenewSandbox = channel.unary_unary(
                 '/sandboxd.v1.SandboxService/RenewSandbox',
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.RenewSandboxRequest.SerializeToString,
@@ -157,6 +162,17 @@ class SandboxServiceServicer:
         """Leases a sandbox from a pool, waiting for one until the call's deadline.
 
         A repeated call with the same `request_id` returns the same sandbox.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcquireSandboxes(self, request, context):
+        """Leases `count` sandboxes of a pool, all or none, waiting until the call's deadline: a gang. Says on request
+        where it stands in the queue while it waits, then sends each sandbox in a message of its own.
+
+        A repeated call with the same `request_id` returns the same sandboxes; where one of them has ended since, the
+        error says how.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -321,6 +337,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.Sandbox.SerializeToString,
             ),
+            'AcquireSandboxes': grpc.unary_stream_rpc_method_handler(
+                    servicer.AcquireSandboxes,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxesRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxesResponse.SerializeToString,
+            ),
             'RenewSandbox': grpc.unary_unary_rpc_method_handler(
                     servicer.RenewSandbox,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.RenewSandboxRequest.FromString,
@@ -453,6 +474,33 @@ class SandboxService:
             '/sandboxd.v1.SandboxService/AcquireSandbox',
             sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.Sandbox.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcquireSandboxes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/AcquireSandboxes',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxesRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.AcquireSandboxesResponse.FromString,
             options,
             channel_credentials,
             insecure,
