@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import math
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Unpack
@@ -22,6 +21,7 @@ from typing import Any, Unpack
 import grpc
 
 from sandboxd import replies, requests
+from sandboxd.acquisition import Acquisition, countdown
 from sandboxd.config import default_address
 from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
 from sandboxd.interaction import Interaction
@@ -30,7 +30,7 @@ from sandboxd.patience import Patience
 from sandboxd.remote_commands import RemoteCommands
 from sandboxd.remote_files import RemoteFiles
 from sandboxd.replies import ExecResult, SandboxInfo
-from sandboxd.requests import CommandOptions, Word
+from sandboxd.requests import AcquireOptions, CommandOptions, Word
 from sandboxd.sessions import KILL_CHILDREN, SHELL, Dialect, Session, python_dialect
 from sandboxd.status import translated
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, PoolStats
@@ -85,27 +85,31 @@ class Client:
         self._renewal.cancel()
         await self._stack.__aexit__(kind, error, trace)
 
-    def acquire(
-        self,
-        pool: str,
-        *,
-        ttl: float | None = None,
-        timeout: float | None = None,
-        labels: Mapping[str, str] | None = None,
-        request_id: str | None = None,
-    ) -> Acquisition:
+    def acquire(self, pool: str, **options: Unpack[AcquireOptions]) -> Acquisition[Box]:
         """Leases a sandbox: `async with client.acquire(…) as box`, or `box = await client.acquire(…)`.
 
-        Waits up to `timeout` seconds; the lease lasts `ttl` seconds and is renewed while the client
-        lives. Raises QueueFull, AcquireTimedOut, StartFailed, PoolNotFound, BackendUnavailable.
+        Waits up to `timeout` seconds; the lease lasts `ttl` seconds and is renewed while the client lives.
+        Raises QueueFull, AcquireTimedOut, StartFailed, PoolNotFound, InvalidRequest, BackendUnavailable.
         """
-        request = pb.AcquireSandboxRequest(
-            pool=POOL_PREFIX + pool,
-            ttl=None if ttl is None else duration(ttl),
-            labels=labels,
-            request_id=request_id or uuid.uuid4().hex,
-        )
-        return Acquisition(self, request, timeout)
+        if options.get("on_wait") is None:
+            request = requests.acquire(pool, options)
+            return Acquisition(lambda: self._lease(request, options.get("timeout")), Box.release)
+        gang = requests.acquire_gang(pool, 1, options)
+
+        async def lease() -> Box:
+            return (await self._lease_gang(gang, options))[0]
+
+        return Acquisition(lease, Box.release)
+
+    def acquire_gang(
+        self, pool: str, count: int, **options: Unpack[AcquireOptions]
+    ) -> Acquisition[list[Box]]:
+        """Leases `count` sandboxes, all or none: `async with client.acquire_gang("python", 8) as boxes`.
+
+        Each has a lease of its own, and may be released before the others. Raises as `acquire`.
+        """
+        request = requests.acquire_gang(pool, count, options)
+        return Acquisition(lambda: self._lease_gang(request, options), _release_all)
 
     async def get_pool(self, pool: str) -> PoolStats:
         """Counts and totals of one pool. Raises PoolNotFound."""
@@ -143,13 +147,11 @@ class Client:
         """The reply to a call that the daemon answers at once and that may be repeated."""
         return await self.patience.call(lambda: method(request, timeout=timeout), at_most=timeout)
 
-    async def lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
-        """Leases a sandbox and keeps the lease alive; `acquire` builds the request."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    async def _lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
+        left = countdown(timeout)
 
         def acquire() -> Awaitable[pb.Sandbox]:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            return self.sandboxes.AcquireSandbox(request, timeout=left)  # type: ignore[no-any-return]
+            return self.sandboxes.AcquireSandbox(request, timeout=left())  # type: ignore[no-any-return]
 
         try:
             sandbox = await self.patience.call(acquire)
@@ -158,6 +160,31 @@ class Client:
             self._tasks.create_task(self._withdraw(request), name="withdrawal")
             raise
         return self.keep(sandbox)
+
+    async def _lease_gang(self, request: pb.AcquireSandboxesRequest, options: AcquireOptions) -> list[Box]:
+        left, told = countdown(options.get("timeout")), options.get("on_wait")
+        sandboxes: list[pb.Sandbox] = []
+
+        async def acquire() -> None:
+            sandboxes.clear()
+            call = self.sandboxes.AcquireSandboxes(request, timeout=left())
+            try:
+                async for reply in call:
+                    if reply.HasField("acquired"):
+                        sandboxes.append(reply.acquired)
+                    elif told is not None:
+                        told(replies.queue_position(reply.waiting))
+            finally:
+                call.cancel()
+
+        try:
+            await self.patience.call(acquire)
+        except BaseException as error:
+            # As for one; and where the stream broke off, those that came are nobody's.
+            if sandboxes or not isinstance(error, SandboxdError):
+                self._tasks.create_task(self._withdraw(request), name="withdrawal")
+            raise
+        return [self.keep(sandbox) for sandbox in sandboxes]
 
     def keep(self, sandbox: pb.Sandbox) -> Box:
         """Renews a lease that was just given."""
@@ -168,7 +195,7 @@ class Client:
             self._nudge.set()
         return box
 
-    async def _withdraw(self, request: pb.AcquireSandboxRequest) -> None:
+    async def _withdraw(self, request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest) -> None:
         with contextlib.suppress(SandboxdError), translated():
             await self.sandboxes.ReleaseSandbox(
                 pb.ReleaseSandboxRequest(pool=request.pool, request_id=request.request_id),
@@ -208,23 +235,8 @@ class Client:
         box.renew_at = time.monotonic() + box.ttl * RENEW_FRACTION
 
 
-class Acquisition:
-    """A sandbox being leased: await it, or enter it to have it released at the end of the block."""
-
-    def __init__(self, client: Client, request: pb.AcquireSandboxRequest, timeout: float | None) -> None:
-        self._client, self._request, self._timeout = client, request, timeout
-        self._box: Box | None = None
-
-    def __await__(self) -> Generator[Any, None, Box]:
-        return self._client.lease(self._request, self._timeout).__await__()
-
-    async def __aenter__(self) -> Box:
-        self._box = await self
-        return self._box
-
-    async def __aexit__(self, *exception: object) -> None:
-        if self._box is not None:
-            await self._box.release()
+async def _release_all(boxes: list[Box]) -> None:
+    await asyncio.gather(*(box.release() for box in boxes))
 
 
 class Box(RemoteFiles, RemoteCommands):
@@ -267,7 +279,7 @@ class Box(RemoteFiles, RemoteCommands):
         try:
             yield forks
         finally:
-            await asyncio.gather(*(fork.release() for fork in forks))
+            await _release_all(forks)
 
     async def snapshot(self, image: str) -> int:
         """Stores the sandbox's files as an image of that name, for `image = …` of a pool; returns the bytes

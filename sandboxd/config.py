@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -140,14 +141,15 @@ class PoolConfig(_Section):
             pull_timeout=self.pull_timeout_seconds,
         )
 
-    def options(self) -> PoolOptions:
-        """What the pool needs to know."""
+    def options(self, weights: Mapping[str, int] | None = None) -> PoolOptions:
+        """What the pool needs to know; `weights` are those of the tenants."""
         return PoolOptions(
             bounds=Bounds(
                 warm_target=min(self.warm, self.size_limit),
                 size_limit=self.size_limit,
                 start_limit=self.start_limit,
                 waiting_limit=self.waiting_limit,
+                weights=dict(weights or {}),
             ),
             default_ttl=self.ttl_seconds,
             retry=RetryPolicy(
@@ -157,6 +159,13 @@ class PoolConfig(_Section):
                 pause_limit=self.retry.pause_limit_seconds,
             ),
         )
+
+
+class TenantConfig(_Section):
+    """One of those that share the pools."""
+
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Its share of what waiting callers are given, beside the weights of the others that wait."""
 
 
 class FakeConfig(_Section):
@@ -181,6 +190,8 @@ class Config(_Section):
     """How long calls in flight may go on after SIGTERM or Ctrl-C."""
     pools: dict[str, PoolConfig] = Field(default_factory=lambda: {"python": PoolConfig()})
     """The pools, by name."""
+    tenants: dict[str, TenantConfig] = Field(default_factory=dict)
+    """Who shares the pools, by name; who is not named has the default weight."""
     fake: FakeConfig = FakeConfig()
     faults: tuple[Fault, ...] = ()
     """Faults on purpose, on every backend: `["fail start 0.2", "hang ready 0.05", "die 0.02"]`."""
@@ -201,6 +212,18 @@ class Config(_Section):
         if not value:
             raise ValueError("at least one pool is needed")
         return value
+
+    @field_validator("tenants")
+    @classmethod
+    def _tenants(cls, value: dict[str, TenantConfig]) -> dict[str, TenantConfig]:
+        for name in value:
+            if not POOL_ID.fullmatch(name):
+                raise ValueError(f"tenant name {name!r} must be lower-case letters, digits and dashes")
+        return value
+
+    def weights(self) -> dict[str, int]:
+        """The shares of the tenants that are named."""
+        return {name: tenant.weight for name, tenant in self.tenants.items()}
 
     def addresses(self) -> list[str]:
         """Where the daemon listens."""

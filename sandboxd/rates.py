@@ -6,6 +6,8 @@ import math
 
 # What happened this long ago counts 1/e of what happens now.
 MEMORY_SECONDS = 60.0
+# Less waiting than this says nothing: the first grants of a burst would be taken for the pool's speed.
+LEAST_SECONDS = 1.0
 
 
 class GrantRate:
@@ -26,9 +28,9 @@ class GrantRate:
         self._waiting_since = now if waiting else None
 
     def per_second(self, now: float) -> float | None:
-        """None before the first grant that was waited for."""
+        """None where no grant was waited for yet, or nobody waited for a second in all."""
         granted, waited = self._at(now)
-        return granted / waited if granted and waited else None
+        return granted / waited if granted and waited >= LEAST_SECONDS else None
 
     def _at(self, now: float) -> tuple[float, float]:
         """Grants and seconds of waiting, both weighted, if nothing was granted since the last observation."""

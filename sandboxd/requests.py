@@ -1,15 +1,40 @@
-"""What the client asks of the daemon about commands: options by name, and the message made of them."""
+"""What the client asks of the daemon: options by name, and the message made of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypedDict
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
+from sandboxd.types import POOL_PREFIX, QueuePosition
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.wire import OUTPUT_PIECE_BYTES, duration
 
 Word = str | bytes | os.PathLike[str]
+
+
+# How often a caller that asked for it hears where it stands.
+POSITION_INTERVAL_SECONDS = 1.0
+
+
+class AcquireOptions(TypedDict, total=False):
+    """How sandboxes are leased, each option with its default where it is not given.
+
+    `ttl`: seconds without renewal after which the lease ends (the pool's). `timeout`: seconds to wait (no
+    limit of the client's own). `labels` are attached to the lease. `request_id` makes the call safe to repeat
+    (a new one). `priority`, from -10 to 10 (0): higher ones are served first. `tenant` (`default`): on whose
+    account, see `[tenants]` in the settings. `on_wait` is called with the position in the queue, at once
+    where the call must wait and then once a second; what it raises ends the call.
+    """
+
+    ttl: float | None
+    timeout: float | None
+    labels: Mapping[str, str] | None
+    request_id: str | None
+    priority: int
+    tenant: str
+    on_wait: Callable[[QueuePosition], object] | None
 
 
 class CommandOptions(TypedDict, total=False):
@@ -36,6 +61,31 @@ def in_pieces(data: bytes) -> Iterator[bytes]:
     """The data in parts that fit into a message."""
     for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
         yield data[begin : begin + OUTPUT_PIECE_BYTES]
+
+
+def acquire(pool: str, options: AcquireOptions) -> pb.AcquireSandboxRequest:
+    """The message that leases a sandbox."""
+    return pb.AcquireSandboxRequest(**_acquire_fields(pool, options))
+
+
+def acquire_gang(pool: str, count: int, options: AcquireOptions) -> pb.AcquireSandboxesRequest:
+    """The message that leases several, all or none."""
+    interval = None if options.get("on_wait") is None else duration(POSITION_INTERVAL_SECONDS)
+    return pb.AcquireSandboxesRequest(
+        count=count, position_interval=interval, **_acquire_fields(pool, options)
+    )
+
+
+def _acquire_fields(pool: str, options: AcquireOptions) -> dict[str, Any]:
+    ttl = options.get("ttl")
+    return {
+        "pool": POOL_PREFIX + pool,
+        "ttl": None if ttl is None else duration(ttl),
+        "labels": options.get("labels"),
+        "request_id": options.get("request_id") or uuid.uuid4().hex,
+        "priority": options.get("priority", 0),
+        "tenant": options.get("tenant", ""),
+    }
 
 
 def command(

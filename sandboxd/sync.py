@@ -57,6 +57,12 @@ class SyncClient:
         with self.within(self._client.acquire(pool, **options)) as box:
             yield SyncBox(self, box)
 
+    @contextlib.contextmanager
+    def acquire_gang(self, pool: str, count: int, **options: Any) -> Iterator[list[SyncBox]]:
+        """Leases several sandboxes for the block, all or none; `on_wait` is called in the client's thread."""
+        with self.within(self._client.acquire_gang(pool, count, **options)) as boxes:
+            yield [SyncBox(self, box) for box in boxes]
+
     def get_pool(self, pool: str) -> PoolStats:
         """Counts and totals of one pool. Raises PoolNotFound."""
         return self.run(self._client.get_pool(pool))

@@ -214,8 +214,8 @@ class Capabilities:
 class QueuePosition:
     """Where a waiter stands: how many callers are served before it, and how many sandboxes they want.
 
-    `expected_wait` is in seconds, until it has all it wants, at the rate of late; None where nothing was
-    granted to anyone who waited, so that there is no rate.
+    `expected_wait` is in seconds, until it has all it wants, at the rate at which waiting callers were served
+    of late; None where too little was seen for a rate.
     """
 
     callers_ahead: int

@@ -78,7 +78,6 @@ class Waiters:
         waiter = self._waiters[ticket] = Waiter(ticket, claim, lease, future)
         if displaced is not None:
             self.refused(displaced, self._with_delay(self._ledger.queue_full()))
-        self._observe()
         return waiter
 
     async def wait(self, waiter: Waiter, timeout: float | None, watch: Watch | None) -> None:
@@ -89,6 +88,8 @@ class Waiters:
         timer = asyncio.ensure_future(self._clock.sleep(timeout)) if timeout is not None else None
         position = QueuePosition(0, 0)
         self._watching += watch is not None
+        # Not before: who is served at once has not waited.
+        self._observe()
         try:
             while not waiter.granted.done() and not (timer and timer.done()):
                 await self._until_something(waiter, timer, watch)

@@ -13,11 +13,12 @@ from typing import TypeVar
 
 from asyncio_pool import AioPool
 
+from sandboxd.acquisition import Acquisition
 from sandboxd.bench import host
 from sandboxd.bench.audit import Snapshot
 from sandboxd.bench.result import Result
 from sandboxd.child import child_daemon, toml_value
-from sandboxd.client import Acquisition, Box, Client
+from sandboxd.client import Box, Client
 from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.replies import ExecResult
 
@@ -94,7 +95,7 @@ async def _filled(client: Client, warm: int) -> None:
         await asyncio.sleep(FILL_PAUSE_SECONDS)
 
 
-def acquire(client: Client) -> Acquisition:
+def acquire(client: Client) -> Acquisition[Box]:
     """A sandbox of the pool, however long it takes."""
     return client.acquire(POOL, timeout=ACQUIRE_TIMEOUT_SECONDS)
 

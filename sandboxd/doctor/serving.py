@@ -25,7 +25,7 @@ class Carried:
 
     def options(self, name: str) -> PoolOptions:
         """The pool's options, with a ceiling that the host carries, now and at each change of it."""
-        options = self.config.pools[name].options()
+        options = self.config.pools[name].options(self.config.weights())
         size = self._capacity.shares[name].count
         warm = min(options.bounds.warm_target, size)
         bounds = replace(options.bounds, size_limit=size, warm_target=warm)

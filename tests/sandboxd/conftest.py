@@ -82,11 +82,12 @@ def rig(clock: ManualClock) -> Callable[..., Any]:
         faults: Sequence[str] = (),
         retry: RetryPolicy | None = None,
         template: Template | None = None,
+        weights: dict[str, int] | None = None,
     ) -> AsyncIterator[Rig]:
         backend = FakeBackend(script, clock=clock)
         faulty = FaultyBackend(backend, [Fault.parse(fault) for fault in faults], clock=clock)
         options = PoolOptions(
-            Bounds(warm, size, starts, waiting), default_ttl=60.0, retry=retry or RetryPolicy()
+            Bounds(warm, size, starts, waiting, weights or {}), default_ttl=60.0, retry=retry or RetryPolicy()
         )
         pool = Pool("p", backend=faulty, template=template or Template("p"), options=options, clock=clock)
         async with pool.run():

@@ -211,6 +211,14 @@ def test_a_rate_is_unknown_before_somebody_waited() -> None:
     assert rate.per_second(15.0) is None
 
 
+def test_a_burst_of_grants_is_not_taken_for_a_rate() -> None:
+    rate = GrantRate()
+    rate.observe(0.0, 0, waiting=True)
+    rate.observe(0.001, 50, waiting=True)
+    assert rate.per_second(0.5) is None
+    assert rate.per_second(10.0) == pytest.approx(5.0, rel=0.1)
+
+
 def test_a_rate_is_of_the_time_when_somebody_waits() -> None:
     rate = GrantRate()
     rate.observe(0.0, 0, waiting=True)

@@ -45,5 +45,7 @@ def use(address: str) -> None:
                 assert python.run("6 * 7").stdout == b"42\n"
                 raise ZeroDivisionError
         assert client.get_pool("python").released_total == 1
+        with client.acquire_gang("python", 2, timeout=30, tenant="b", priority=1) as boxes:
+            assert [box.exec(["echo", "hi"]).stdout for box in boxes] == [b"hi\n"] * 2
         with pytest.raises(errors.PoolNotFound), client.acquire("none"):
             pass
