@@ -205,13 +205,15 @@ class Ledger:
         """The start is given up; returns the tickets that must hear of it.
 
         One start is made for one waiter, so the first in the queue hears of it, if any; all of them do when
-        no repetition can succeed.
+        no repetition can succeed. A gang hears only of the second in a row: of many starts one may well fail.
         """
         self.starting.remove(sandbox_id)
         self.totals.start_failures += 1
-        self.degraded = True
+        again, self.degraded = self.degraded, True
         head = self.waiting.head()
-        told = tuple(self.waiting) if all_waiters else () if head is None else (head,)
+        told = tuple(self.waiting) if all_waiters else ()
+        if not told and head is not None and (again or self.waiting[head].count == 1):
+            told = (head,)
         for ticket in told:
             self.withdraw(ticket)
         return told

@@ -29,6 +29,13 @@ def test_a_pool_becomes_a_template_and_options(tmp_path: Path) -> None:
     assert pool.options().bounds.warm_target == 10
 
 
+def test_tenants_weigh_one_where_nothing_is_said(tmp_path: Path) -> None:
+    text = "[tenants.nightly]\n[tenants.team]\nweight = 3\n[pools.p]\n"
+    config = load(write(tmp_path, text))
+    weights = {"nightly": 1, "team": 3}
+    assert config.pools["p"].options(config.weights()).bounds.weights == weights
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -40,6 +47,9 @@ def test_a_pool_becomes_a_template_and_options(tmp_path: Path) -> None:
         ("[pools.a]\nbackend = 'podman'", "pools.a.backend = 'podman'"),
         ("[pools.A]\nwarm = 1", "pool name 'A' must be lower-case"),
         ("[pools.a]\ncwd = 'x'", "pools.a.cwd = 'x': must be an absolute path"),
+        ("[tenants.a]\nweight = 0", "tenants.a.weight = 0: input should be greater than or equal to 1"),
+        ("[tenants.a]\nwieght = 2", "did you mean 'weight'?"),
+        ("[tenants.A]\nweight = 2", "tenant name 'A' must be lower-case"),
         ("a = ", "is not valid TOML"),
     ],
 )

@@ -67,6 +67,17 @@ def test_a_start_that_fails_for_good_tells_one_waiter_or_all() -> None:
     assert ledger.start_failed(started[1], all_waiters=True) == (tickets[1], tickets[2])
 
 
+def test_a_gang_outlives_one_failed_start_but_not_two_in_a_row() -> None:
+    ledger = make(warm=0, starts=2)
+    gang = ledger.enqueue(Claim(count=4))
+    first, second = ledger.plan().start
+    assert ledger.start_failed(first, all_waiters=False) == ()
+    ledger.start_succeeded(second)
+    third, fourth = ledger.plan().start
+    assert ledger.start_failed(third, all_waiters=False) == ()
+    assert ledger.start_failed(fourth, all_waiters=False) == (gang,)
+
+
 def test_a_degraded_pool_probes_with_one_start_at_a_time() -> None:
     ledger = make(warm=3, starts=3)
     started = ledger.plan().start
