@@ -9,14 +9,14 @@ import pytest
 from pydantic import BaseModel
 
 import rl.config
-from sandboxd.config import Config, FakeConfig, LimitsConfig, PoolConfig, RetryConfig
+from sandboxd.config import Config, FakeConfig, LimitsConfig, PoolConfig, RetryConfig, TenantConfig
 from sandboxd.types import ExitReason
 from sandboxd.v1 import errors_pb2
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-DAEMON = [Config, PoolConfig, LimitsConfig, RetryConfig, FakeConfig]
+DAEMON = [Config, PoolConfig, LimitsConfig, RetryConfig, TenantConfig, FakeConfig]
 LOOP = [
     rl.config.Config,
     rl.config.TrainerConfig,
