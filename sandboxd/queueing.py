@@ -31,6 +31,7 @@ DEFAULT_TENANT = "default"
 PRIORITY_LIMIT = 10
 # Virtual time in whole numbers: one sandbox of a tenant of weight 1. Sums stay exact, whatever the weights.
 UNIT = 10**9
+KEPT_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class _Band:
         self.now = 0
         self._weights = weights
         self._active_weight = 0
-        # Each lane once with its present start; entries with an earlier one are skipped when they come up.
+        # Each lane with its present start; entries with an earlier one, or of gone lanes, are skipped.
         self._heap: list[tuple[int, int, _Lane]] = []
         self._orders = itertools.count()
 
@@ -88,31 +89,44 @@ class _Band:
         if lane is None:
             lane = _Lane(tenant, self._weights.get(tenant, 1), next(self._orders), self.now)
             self.lanes[tenant] = lane
-            heapq.heappush(self._heap, (lane.start, lane.order, lane))
+            self._push(lane)
         elif lane.start < self.now:
             lane.start = self.now
-            heapq.heappush(self._heap, (lane.start, lane.order, lane))
+            self._push(lane)
         self._active_weight += lane.weight
         return lane
+
+    def _push(self, lane: _Lane) -> None:
+        if len(self._heap) > 2 * len(self.lanes) + KEPT_ENTRIES:
+            # Names that come and leave behind a gang that waits would pile up.
+            self._heap = [(each.start, each.order, each) for each in self.lanes.values()]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (lane.start, lane.order, lane))
 
     def remove(self, ticket: int, tenant: str) -> None:
         lane = self.lanes[tenant]
         self.sandboxes -= lane.line.remove(ticket)
         self.callers -= 1
-        if not lane.line:
-            self._active_weight -= lane.weight
+        if lane.line:
+            return
+        self._active_weight -= lane.weight
+        if lane.start <= self.now:
+            # Coming back it would begin at `now` in any case.
+            del self.lanes[tenant]
 
     def head(self) -> int:
         """Who is next. Somebody must wait."""
         while True:
             start, _, lane = self._heap[0]
-            if start == lane.start and lane.line:
+            present = self.lanes.get(lane.tenant) is lane and start == lane.start
+            if present and lane.line:
                 # Whoever comes from here on begins no earlier: nobody of this priority passes the head.
                 self.now = max(self.now, start)
                 return lane.line.first()
             heapq.heappop(self._heap)
-            if start == lane.start:
-                # Nobody waits, and all who do begin later: coming back it would begin at `now` in any case.
+            if present:
+                # Nobody waits, and all who do begin later: as above.
                 del self.lanes[lane.tenant]
 
     def serve(self) -> int:

@@ -112,6 +112,17 @@ def test_the_last_of_the_order_is_whoever_has_most_before_it() -> None:
     assert Queue().last_behind(Claim()) is None
 
 
+def test_names_that_come_and_leave_behind_a_gang_leave_nothing() -> None:
+    queue = filled([Claim(count=9)])
+    for ticket in range(1, 2000):
+        queue.add(ticket, Claim(tenant=f"t{ticket}"))
+        queue.remove(ticket)
+        assert queue.head() == 0
+    (band,) = queue._bands.values()
+    assert len(band.lanes) == 1
+    assert len(band._heap) < 100
+
+
 def test_ten_thousand_waiters_come_look_and_leave() -> None:
     """Anything linear in the waiters, done by each of them, would take minutes."""
     tenants = [f"t{n}" for n in range(8)]
