@@ -88,6 +88,15 @@ def test_nobody_of_its_priority_passes_a_gang_at_the_head() -> None:
     assert queue.head() == 500
 
 
+def test_a_gang_that_became_the_head_because_another_left_stays_it() -> None:
+    queue = filled([Claim(tenant="a"), Claim(count=9, tenant="a"), Claim(tenant="b")])
+    assert queue.serve() == 0
+    queue.remove(2)
+    assert queue.head() == 1
+    queue.add(3, Claim(tenant="c"))
+    assert queue.head() == 1
+
+
 @pytest.mark.parametrize("count", [1, 16])
 def test_newcomers_without_end_starve_nobody(count: int) -> None:
     """A tenant with work behind it would wait for ever if each new name began before it."""
