@@ -8,7 +8,7 @@ cc=${CC:-cc}
 command -v "$cc" >/dev/null ||
     { echo "guest: no C compiler ($cc); install one (Debian: apt-get install gcc libc6-dev) or set CC" >&2; exit 2; }
 
-flags=(-std=c11 -Wall -Wextra -Werror -fno-strict-aliasing)
+flags=(-std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fno-strict-aliasing)
 case "${1:-}" in
     "") out=sandboxd-guest flags+=(-O2 -static -s -fstack-protector-strong) ;;
     --sanitize) out=sandboxd-guest-sanitized flags+=(-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all) ;;

@@ -1,0 +1,162 @@
+/* The commands that run: how each begins, and who of them has ended. */
+#include "command.h"
+
+#include "memory.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+/* What a terminal's user types to end the input. */
+static const char END_OF_FILE[] = "\x04";
+
+static bool none_congested(struct outlet *outlet) {
+    (void)outlet;
+    return false;
+}
+
+static void none_started(struct outlet *outlet, uint32_t pid) {
+    (void)outlet, (void)pid;
+}
+
+static void none_output(struct outlet *outlet, char kind, uint64_t offset, struct iovec data) {
+    (void)outlet, (void)kind, (void)offset, (void)data;
+}
+
+static void none_ended(struct outlet *outlet, struct iovec payload) {
+    (void)outlet, (void)payload;
+}
+
+static void none_hold(struct outlet *outlet, bool full) {
+    (void)outlet, (void)full;
+}
+
+static const struct outlet_kind NONE = {none_congested, none_started, none_output, none_ended, none_hold};
+struct outlet outlet_none = {&NONE};
+
+bool commands_open(struct commands *table, struct loop *loop, struct memory_files memory, int oom_score_fd) {
+    *table = (struct commands){.loop = loop, .memory = memory};
+    return spawner_open(&table->spawner, oom_score_fd);
+}
+
+/* -- the begin */
+
+static void tell_not_started(const struct exec_request *request, struct outlet *outlet, struct fault *fault) {
+    struct stat status;
+    int code = fault->number == ENOENT || fault->number == ENOTDIR ? 127 : 126;
+    if (stat(request->cwd, &status) == 0 && S_ISDIR(status.st_mode))
+        fault_about(fault, "", request->argv[0]);
+    else
+        fault_about(fault, "working directory ", request->cwd);
+    command_tell_end(NULL, outlet, NOT_STARTED, code, fault->text);
+}
+
+static void timed_out(void *context) {
+    command_kill(context, TIMED_OUT);
+}
+
+/* Tells that the command runs, and watches its ends. */
+static void connect_ends(struct command *command, const struct ends *ends) {
+    command->outlet->kind->started(command->outlet, (uint32_t)command->pid);
+    for (int n = 0; n < 2; n++) {
+        struct stream *stream = &command->streams[n];
+        char kind = n == 0 ? WIRE_STDOUT : WIRE_STDERR;
+        *stream = (struct stream){.command = command, .last_bytes = -1, .fd = ends->outputs[n], .kind = kind};
+    }
+    command->stdin_fd = ends->input;
+    command->terminal = ends->terminal;
+    command_watch_streams(command);
+    if (command->terminal >= 0 && command->input_ended) {
+        buffer_add(&command->input, END_OF_FILE, 1);
+        command_feed(command);
+    }
+}
+
+struct command *command_start(struct commands *table, const struct exec_request *request, struct outlet *outlet) {
+    struct ends ends;
+    struct fault fault;
+    uint64_t tag;
+    uint64_t oom_before = memory_kills(&table->memory);
+    if (!spawn_connect(&table->spawner, request, &ends, &fault)) {
+        tell_not_started(request, outlet, &fault);
+        return NULL;
+    }
+    pid_t pid = spawn(&table->spawner, request, &ends, &tag, &fault);
+    if (pid < 0) {
+        tell_not_started(request, outlet, &fault);
+        return NULL;
+    }
+    struct command *command = memory_get(sizeof *command);
+    *command = (struct command){
+        .table = table, .outlet = outlet, .pid = pid, .tag = tag, .oom_before = oom_before, .tree_dead = true,
+        .budget = {request->output_limit, request->output_tail}, .input_ended = !request->has_stdin,
+        .began = loop_now(), .next = table->buckets[(unsigned)pid % COMMAND_BUCKETS],
+    };
+    table->buckets[(unsigned)pid % COMMAND_BUCKETS] = command;
+    if (request->timeout >= 0)
+        loop_after(table->loop, &command->timer, request->timeout, timed_out, command);
+    connect_ends(command, &ends);
+    return command;
+}
+
+/* -- the end of processes */
+
+static struct command *take(struct commands *table, pid_t pid) {
+    struct command **place = &table->buckets[(unsigned)pid % COMMAND_BUCKETS];
+    for (; *place != NULL; place = &(*place)->next) {
+        struct command *found = *place;
+        if (found->pid != pid)
+            continue;
+        *place = found->next;
+        return found;
+    }
+    return NULL;
+}
+
+static double seconds(const struct timeval *time) {
+    return (double)time->tv_sec + (double)time->tv_usec / 1e6;
+}
+
+void commands_reap(struct commands *table) {
+    for (;;) {
+        int status;
+        struct rusage usage;
+        pid_t pid = wait4(-1, &status, WNOHANG, &usage);
+        if (pid <= 0)
+            return;
+        struct command *command = take(table, pid);
+        if (command != NULL)
+            command_ended(command, status, seconds(&usage.ru_utime) + seconds(&usage.ru_stime));
+    }
+}
+
+/* -- what its owner says */
+
+void command_drained(struct command *command) {
+    command_watch_streams(command);
+    command_finish_if_done(command);
+}
+
+void command_abandon(struct command *command) {
+    if (command->over)
+        return;
+    command_discard_output(command);
+    command_kill(command, SIGNALED);
+}
+
+static void release(void *object) {
+    struct command *command = object;
+    buffer_free(&command->input);
+    for (int n = 0; n < 2; n++)
+        buffer_free(&command->streams[n].trimmer.tail);
+    free(command);
+}
+
+void command_leave(struct command *command) {
+    command->outlet = &outlet_none;
+    command->left = true;
+    if (command->over)
+        loop_bury(command->table->loop, command, release);
+}

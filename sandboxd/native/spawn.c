@@ -1,0 +1,198 @@
+/* Starts a command's first process, joined to this one by pipes or a terminal and by nothing else. */
+#include "spawn.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { NOT_ON_PATH = -1 };
+
+bool spawner_open(struct spawner *spawner, int oom_score_fd) {
+    /* The child's three numbers are taken here, so that none of its ends lies on another's place. */
+    do
+        spawner->null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (spawner->null >= 0 && spawner->null < 3);
+    spawner->oom_score_fd = oom_score_fd;
+    tagger_open(&spawner->tagger);
+    return spawner->null >= 0;
+}
+
+/* -- ends */
+
+static void shut(int *fd) {
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void close_theirs(struct ends *ends) {
+    for (int n = 0; n < 3; n++)
+        shut(&ends->theirs[n]);
+}
+
+static void close_all(struct ends *ends) {
+    close_theirs(ends);
+    shut(&ends->input);
+    for (int n = 0; n < 2; n++)
+        shut(&ends->outputs[n]);
+    ends->terminal = -1;
+}
+
+static bool open_pipe(int *read_end, int *write_end) {
+    int both[2];
+    if (pipe2(both, O_CLOEXEC) != 0)
+        return false;
+    *read_end = both[0];
+    *write_end = both[1];
+    return true;
+}
+
+static bool open_pipes(bool has_stdin, struct ends *ends) {
+    return (!has_stdin || open_pipe(&ends->theirs[0], &ends->input)) &&
+           open_pipe(&ends->outputs[0], &ends->theirs[1]) && open_pipe(&ends->outputs[1], &ends->theirs[2]);
+}
+
+void terminal_resize(int terminal, uint16_t rows, uint16_t columns) {
+    struct winsize size = {.ws_row = rows, .ws_col = columns};
+    ioctl(terminal, TIOCSWINSZ, &size);
+}
+
+static bool open_terminal(const struct exec_request *request, struct ends *ends) {
+    int unlocked = 0, number;
+    ends->outputs[0] = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (ends->outputs[0] < 0 || ioctl(ends->outputs[0], TIOCSPTLCK, &unlocked) != 0 ||
+        ioctl(ends->outputs[0], TIOCGPTN, &number) != 0)
+        return false;
+    ends->terminal = ends->outputs[0];
+    snprintf(ends->terminal_name, sizeof ends->terminal_name, "/dev/pts/%d", number);
+    terminal_resize(ends->terminal, request->rows, request->columns);
+    /* Its own number, for input and output are watched apart. */
+    ends->input = fcntl(ends->terminal, F_DUPFD_CLOEXEC, 3);
+    return ends->input >= 0;
+}
+
+bool spawn_connect(const struct spawner *spawner, const struct exec_request *request, struct ends *ends,
+                   struct fault *fault) {
+    *ends = (struct ends){
+        .null = spawner->null, .theirs = {-1, -1, -1}, .terminal = -1, .input = -1, .outputs = {-1, -1}};
+    bool made = request->rows != 0 ? open_terminal(request, ends) : open_pipes(request->has_stdin, ends);
+    if (!made) {
+        int number = errno;
+        close_all(ends);
+        return fault_os(fault, number);
+    }
+    for (int n = 0; n < 2; n++)
+        if (ends->outputs[n] >= 0)
+            fcntl(ends->outputs[n], F_SETFL, O_NONBLOCK);
+    if (ends->input >= 0)
+        fcntl(ends->input, F_SETFL, O_NONBLOCK);
+    return true;
+}
+
+/* -- the child: it runs on this process's memory until its exec, so it only makes system calls */
+
+static bool is_program(const char *path) {
+    struct stat status;
+    return access(path, X_OK) == 0 && stat(path, &status) == 0 && !S_ISDIR(status.st_mode);
+}
+
+/* The program that a shell would run for this name; 0 or an error. `found` holds PATH_MAX bytes. */
+static int search(const char *name, const char *path, char *found) {
+    size_t length = strlen(name);
+    for (const char *end; *name != 0; path = end + 1) {
+        end = strchrnul(path, ':');
+        size_t directory = (size_t)(end - path);
+        if (directory + length + 3 <= PATH_MAX) {
+            memcpy(found, path, directory);
+            if (directory == 0)
+                found[directory++] = '.';
+            if (found[directory - 1] != '/')
+                found[directory++] = '/';
+            memcpy(found + directory, name, length + 1);
+            if (is_program(found))
+                return 0;
+        }
+        if (*end == 0)
+            break;
+    }
+    return NOT_ON_PATH;
+}
+
+static bool take_ends(const struct ends *ends) {
+    if (ends->terminal < 0) {
+        for (int n = 0; n < 3; n++)
+            if (dup2(ends->theirs[n] >= 0 ? ends->theirs[n] : ends->null, n) < 0)
+                return false;
+        return true;
+    }
+    /* Opened anew, not handed down: opening it is what makes it the new session's terminal. */
+    int terminal = open(ends->terminal_name, O_RDWR | O_CLOEXEC);
+    return terminal >= 0 && dup2(terminal, 0) == 0 && dup2(terminal, 1) == 1 && dup2(terminal, 2) == 2;
+}
+
+/* Returns only with an error. */
+static int become(const struct exec_request *request, const struct ends *ends, char *found) {
+    /* This process ignores these two; it blocks what it waits for. */
+    signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_DFL);
+    setsid();
+    if (chdir(request->cwd) != 0 || !take_ends(ends))
+        return errno;
+    const char *program = request->argv[0];
+    if (strchr(program, '/') == NULL) {
+        if (search(program, request->path, found) != 0)
+            return NOT_ON_PATH;
+        program = found;
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    execve(program, request->argv, request->env);
+    return errno;
+}
+
+static pid_t start(const struct exec_request *request, const struct ends *ends, int *error) {
+    char found[PATH_MAX];
+    volatile int why = 0;
+    pid_t pid = vfork();
+    if (pid == 0) {
+        why = become(request, ends, found);
+        _exit(127);
+    }
+    *error = pid < 0 ? errno : why;
+    return pid;
+}
+
+/* -- this side */
+
+/* So that a full memory limit takes the command and not PID 1, which is the sandbox. */
+static void set_oom_score(const struct spawner *spawner, const char *score) {
+    if (spawner->oom_score_fd >= 0 && pwrite(spawner->oom_score_fd, score, strlen(score), 0) < 0)
+        return; /* The host may not let it be raised; then they die by size. */
+}
+
+pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct ends *ends, uint64_t *tag,
+            struct fault *fault) {
+    int error = 0;
+    set_oom_score(spawner, "500");
+    *tag = tagger_take(&spawner->tagger);
+    pid_t pid = start(request, ends, &error);
+    tagger_drop(&spawner->tagger);
+    set_oom_score(spawner, "0");
+    if (error == 0) {
+        close_theirs(ends);
+        return pid;
+    }
+    close_all(ends);
+    if (error == NOT_ON_PATH)
+        fault_say(fault, ENOENT, "not found on PATH");
+    else
+        fault_os(fault, error);
+    return -1;
+}

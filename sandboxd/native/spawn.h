@@ -1,0 +1,35 @@
+/* Starts a command's first process, joined to this one by pipes or a terminal and by nothing else. */
+#ifndef SANDBOXD_SPAWN_H
+#define SANDBOXD_SPAWN_H
+
+#include "fault.h"
+#include "tree.h"
+#include "wire.h"
+
+/* What connects a command: its three descriptors, and this side's ends of them; -1 where there is none. */
+struct ends {
+    int null;      /* Shared: where nothing is to be read. */
+    int theirs[3]; /* The child's, until it has them. */
+    char terminal_name[32];
+    int terminal; /* One of a terminal is both its input and its output. */
+    int input;
+    int outputs[2]; /* The second of a terminal is -1. */
+};
+
+struct spawner {
+    int null;
+    int oom_score_fd; /* -1: none. */
+    struct tagger tagger;
+};
+
+/* False when the system refuses. */
+bool spawner_open(struct spawner *spawner, int oom_score_fd);
+/* Makes pipes or a terminal. False with the fault; nothing is open then. */
+bool spawn_connect(const struct spawner *spawner, const struct exec_request *request, struct ends *ends,
+                   struct fault *fault);
+/* Starts the program with its ends and closes the child's; with a fault closes them all and returns -1. */
+pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct ends *ends, uint64_t *tag,
+            struct fault *fault);
+void terminal_resize(int terminal, uint16_t rows, uint16_t columns);
+
+#endif
