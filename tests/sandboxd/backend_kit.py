@@ -43,6 +43,7 @@ class Case:
 @pytest.fixture(
     params=[
         "fake",
+        "guest",
         "namespace",
         pytest.param("namespace-image", marks=pytest.mark.docker),
         pytest.param("docker", marks=pytest.mark.docker),
@@ -55,6 +56,10 @@ def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         from sandboxd.backends.fake import FakeBackend
 
         return Case(FakeBackend(), Template("t"), without_terminals=True)
+    if request.param == "guest":
+        from .guest_kit import BareGuests
+
+        return Case(BareGuests(tmp_path / "state"), BareGuests.template)
     if request.param == "namespace":
         from sandboxd.backends.namespace import NamespaceBackend
 

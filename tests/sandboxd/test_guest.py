@@ -8,8 +8,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -24,43 +22,9 @@ from sandboxd.guest.replay import Replay
 from sandboxd.types import Command, Started, Stdout, Template
 
 from .backend_kit import execute, pieces, read, shell
+from .guest_kit import guest, listen
 
 pytestmark = pytest.mark.anyio
-PACKAGE_ROOT = Path(wire.__file__).parent.parent.parent
-SERVE = """
-import signal, socket, sys, types
-package = sys.modules["sandboxd"] = types.ModuleType("sandboxd")
-package.__path__ = [sys.argv[1] + "/sandboxd"]
-from sandboxd.guest.main import Guest, lock_down
-from sandboxd.guest.memory import Memory
-listener = socket.socket(fileno=int(sys.argv[2]))
-lock_down()
-Guest(listener, Memory()).serve()
-"""
-
-
-def listen(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(str(path))
-    sock.listen(64)
-    return sock
-
-
-@contextlib.asynccontextmanager
-async def guest(directory: Path, python: str = sys.executable) -> AsyncIterator[GuestConnection]:
-    """A real guest as a plain process."""
-    path = directory / "s"
-    with listen(path) as sock:
-        arguments = [python, "-I", "-S", "-c", SERVE, str(PACKAGE_ROOT), str(sock.fileno())]
-        process = subprocess.Popen(arguments, pass_fds=[sock.fileno()], env={})  # noqa: ASYNC220
-    connection = GuestConnection("plain", path, Template("t", cwd=os.fsencode(directory)))
-    try:
-        yield connection
-    finally:
-        await connection.close()
-        process.send_signal(signal.SIGTERM)
-        # A second signal may meet the interpreter on its way out.
-        assert process.wait(10) in (0, -signal.SIGTERM)
 
 
 @pytest.fixture
