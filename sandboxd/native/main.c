@@ -7,24 +7,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char USAGE[] = "usage: sandboxd-guest serve FD | container SOCKET READY | starter ...\n";
+static const char USAGE[] = "usage: sandboxd-guest serve FD [LIFELINE] | container SOCKET READY | starter ...\n";
 
-/* A plain process on a socket that it inherits: what the tests talk to. */
-static int serve(const char *number) {
+/* -1: it is no descriptor's number. */
+static int descriptor(const char *number) {
     char *end;
     long fd = strtol(number, &end, 10);
-    if (*number == 0 || *end != 0 || fd < 0 || fd > 1 << 20) {
-        fprintf(stderr, "sandboxd-guest: %s is no descriptor\n", number);
+    if (*number != 0 && *end == 0 && fd >= 0 && fd < 1 << 20)
+        return (int)fd;
+    fprintf(stderr, "sandboxd-guest: %s is no descriptor\n", number);
+    return -1;
+}
+
+/* A plain process on a socket that it inherits, until its lifeline ends: what the tests talk to. */
+static int serve(int argc, char **argv) {
+    const struct memory_files none = {-1, -1, -1};
+    int listener = descriptor(argv[0]);
+    int lifeline = argc > 1 ? descriptor(argv[1]) : -1;
+    if (listener < 0 || (argc > 1 && lifeline < 0))
         return 2;
-    }
-    struct memory_files none = {-1, -1, -1};
-    return guest_serve((int)fd, none, -1, -1);
+    return guest_serve(listener, none, lifeline, -1);
 }
 
 int main(int argc, char **argv) {
     const char *part = argc > 1 ? argv[1] : "";
-    if (strcmp(part, "serve") == 0 && argc == 3)
-        return serve(argv[2]);
+    if (strcmp(part, "serve") == 0 && (argc == 3 || argc == 4))
+        return serve(argc - 2, argv + 2);
     if (strcmp(part, "container") == 0 && argc == 4)
         return container_main(argv[2], argv[3]);
     if (strcmp(part, "starter") == 0)

@@ -28,6 +28,7 @@ class Case:
     """Commands go through the Engine's exec API, which takes text only and tells no signals."""
     without_terminals: bool = False
     without_python: bool = False
+    without_forks: bool = False
 
     @contextlib.asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Connection]:
@@ -59,7 +60,7 @@ def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     if request.param == "guest":
         from .guest_kit import BareGuests
 
-        return Case(BareGuests(tmp_path / "state"), BareGuests.template)
+        return Case(BareGuests(tmp_path / "state"), BareGuests.template, without_forks=True)
     if request.param == "namespace":
         from sandboxd.backends.namespace import NamespaceBackend
 

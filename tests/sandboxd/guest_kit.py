@@ -22,7 +22,7 @@ BARE = (
 )
 NAMESPACES = (
     *("unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps", "--pid", "--fork"),
-    *("--kill-child", "--mount-proc", "sh", "-c", BARE, "sh"),
+    *("--mount-proc", "sh", "-c", BARE, "sh"),
 )
 
 
@@ -33,25 +33,38 @@ def listen(path: Path) -> socket.socket:
     return sock
 
 
-def start_guest(path: Path, *before: str, program: Path | None = None, **env: str) -> subprocess.Popen[bytes]:
-    """A guest that serves a socket at `path`, behind the words of `before`."""
-    with listen(path) as sock:
-        arguments = [*before, str(program or guest_program()), "serve", str(sock.fileno())]
-        return subprocess.Popen(arguments, pass_fds=[sock.fileno()], env={"PATH": os.defpath, **env})
+class Started:
+    """A guest that serves a socket at `path`, behind the words of `before`; `end` has its lifeline end."""
+
+    def __init__(self, path: Path, *before: str, program: Path | None = None, **env: str) -> None:
+        lifeline, self._alive = os.pipe()
+        with listen(path) as sock:
+            descriptors = (sock.fileno(), lifeline)
+            self.process = subprocess.Popen(
+                [*before, str(program or guest_program()), "serve", *map(str, descriptors)],
+                pass_fds=descriptors,
+                env={"PATH": os.defpath, **env},
+            )
+        os.close(lifeline)
+
+    def end(self) -> int:
+        """Returns the exit code."""
+        os.close(self._alive)
+        return self.process.wait(20)
 
 
 @contextlib.asynccontextmanager
 async def guest(directory: Path) -> AsyncIterator[GuestConnection]:
     """A real guest as a plain process."""
     path = directory / "s"
-    process = start_guest(path)
+    started = Started(path)
     connection = GuestConnection("plain", path, Template("t", cwd=os.fsencode(directory)))
     try:
         yield connection
     finally:
         await connection.close()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 0
 
 
 class BareGuests:
@@ -62,13 +75,13 @@ class BareGuests:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._guests: dict[str, Started] = {}
 
     async def open(self) -> None:
         self._directory.mkdir()
 
     async def close(self) -> None:
-        for name in list(self._processes):
+        for name in list(self._guests):
             await self.destroy(name)
         self._directory.rmdir()
 
@@ -80,21 +93,15 @@ class BareGuests:
 
     async def create(self, sandbox_id: str, template: Template) -> GuestConnection:
         path = self._directory / sandbox_id
-        self._processes[sandbox_id] = start_guest(path, *NAMESPACES)
+        self._guests[sandbox_id] = Started(path, *NAMESPACES)
         connection = GuestConnection(sandbox_id, path, template)
         await connection.ping()
         return connection
 
     async def destroy(self, sandbox_id: str) -> None:
-        process = self._processes.pop(sandbox_id, None)
-        if process is None:
-            return
-        # The first process of the namespaces: whoever waits for its end waits for all of them.
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for pid in children or [process.pid]:
-            os.kill(int(pid), signal.SIGKILL)
-        await asyncio.to_thread(process.wait)
-        (self._directory / sandbox_id).unlink()
+        if (started := self._guests.pop(sandbox_id, None)) is not None:
+            await asyncio.to_thread(started.end)
+            (self._directory / sandbox_id).unlink()
 
     async def list_ids(self) -> list[str]:
-        return list(self._processes)
+        return list(self._guests)

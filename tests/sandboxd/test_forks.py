@@ -54,6 +54,8 @@ async def made(case: Case, template: Template, name: str) -> AsyncIterator[Conne
 
 
 async def test_forks_begin_alike_and_then_differ(case: Case) -> None:
+    if case.without_forks:
+        return
     async with made(case, case.template, "source") as source:
         await output(source, "mkdir -p deep/er; echo first > deep/er/file; chmod 600 deep/er/file")
         template = await case.backend.branch("source", case.template, "b1")
@@ -68,6 +70,8 @@ async def test_forks_begin_alike_and_then_differ(case: Case) -> None:
 
 
 async def test_a_fork_is_forked_in_its_turn(case: Case) -> None:
+    if case.without_forks:
+        return
     async with made(case, case.template, "source") as source:
         await output(source, "echo a > a; echo gone > gone")
         first = await case.backend.branch("source", case.template, "b1")
