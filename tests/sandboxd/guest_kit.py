@@ -15,14 +15,29 @@ from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.native import guest_program
 from sandboxd.types import Capabilities, Template
 
-# An empty directory of its own, and no rights when the guest begins.
-BARE = (
-    "mount -t tmpfs -o mode=1777 none /mnt &&"
-    ' exec setpriv --ambient-caps=-all --inh-caps=-all --bounding-set=-all "$@"'
-)
+# A root of its own, which holds the host's programs and can change nothing of the host, and no rights in it.
+BARE = """
+set -e
+program=$1; shift
+mount -t tmpfs -o mode=755 none /mnt
+cd /mnt
+mkdir -m 1777 tmp workspace
+mkdir proc dev dev/pts
+mount -t proc none proc
+mount -t devpts -o newinstance,ptmxmode=666 none dev/pts
+ln -s pts/ptmx dev/ptmx
+for name in null zero full random urandom tty; do : >dev/$name; mount --bind /dev/$name dev/$name; done
+for name in usr bin sbin lib lib64; do
+    if [ -L /$name ]; then cp -P /$name .; elif [ -d /$name ]; then mkdir $name; mount --rbind /$name $name; fi
+    [ -L $name ] || [ ! -d $name ] || mount -o remount,bind,ro $name
+done
+: >guest
+mount --bind "$program" guest
+exec chroot . setpriv --ambient-caps=-all --inh-caps=-all --bounding-set=-all /guest "$@"
+"""
 NAMESPACES = (
     *("unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps", "--pid", "--fork"),
-    *("--mount-proc", "sh", "-c", BARE, "sh"),
+    *("--mount", "sh", "-c", BARE, "sh"),
 )
 
 
@@ -43,7 +58,7 @@ class Started:
             self.process = subprocess.Popen(
                 [*before, str(program or guest_program()), "serve", *map(str, descriptors)],
                 pass_fds=descriptors,
-                env={"PATH": os.defpath, **env},
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **env},
             )
         os.close(lifeline)
 
@@ -71,7 +86,7 @@ class BareGuests:
     """A backend of guests that are PID 1 of bare namespaces: all that a guest does, and no confinement."""
 
     name = "guest"
-    template = Template("t", cwd=b"/mnt")
+    template = Template("t")
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
