@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.native import guest_program
+from sandboxd.guest import wire
 from sandboxd.types import Capabilities, Template
 
 # A root of its own, which holds the host's programs and can change nothing of the host, and no rights in it.
@@ -66,6 +67,45 @@ class Started:
         """Returns the exit code."""
         os.close(self._alive)
         return self.process.wait(20)
+
+
+class Raw:
+    """A connection on which anything may be sent."""
+
+    def __init__(self, path: Path) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(20)
+        self.sock.connect(str(path))
+        self._received = bytearray()
+
+    def send(self, *frames: bytes) -> None:
+        """What the guest no longer takes falls: it may have ended the connection."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.sock.sendall(b"".join(frames))
+
+    def frame(self) -> tuple[int, bytes] | None:
+        """The next one; None at the end of the connection."""
+        while (found := wire.split(self._received, wire.MAX_REPLY)) is None:
+            try:
+                data = self.sock.recv(1 << 16)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._received += data
+        return found
+
+    def frames(self) -> list[tuple[int, bytes]]:
+        """Those up to the one that ends an operation, or to the end of the connection."""
+        found = []
+        while (each := self.frame()) is not None:
+            found.append(each)
+            if each[0] in (wire.EXITED, wire.DONE, wire.ERROR) or each == (wire.DATA, b""):
+                break
+        return found
+
+    def close(self) -> None:
+        self.sock.close()
 
 
 @contextlib.asynccontextmanager

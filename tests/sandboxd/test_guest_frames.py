@@ -1,0 +1,184 @@
+"""What a guest does with frames that are out of place, too many, or more than it has room for."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandboxd.guest import wire
+
+from .guest_kit import Raw, Started
+
+ANSWER = (wire.PING, b"")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    started = Started(tmp_path / "s")
+    yield tmp_path / "s"
+    assert started.end() == 0
+
+
+def command(*argv: bytes, env: list[tuple[bytes, bytes]] | None = None, has_stdin: bool = False) -> wire.ExecRequest:
+    request = wire.ExecRequest(list(argv), b"/", [(b"PATH", b"/usr/bin:/bin"), *(env or [])])
+    request.has_stdin = has_stdin
+    return request
+
+
+def start(name: bytes, request: wire.ExecRequest, *, detached: bool = True) -> bytes:
+    return wire.frame(wire.START, wire.NamedRequest(name, request, b"", detached=detached).pack())
+
+
+def alive(path: Path) -> bool:
+    raw = Raw(path)
+    raw.send(wire.frame(wire.PING))
+    answer = raw.frame()
+    raw.close()
+    return answer == ANSWER
+
+
+def run(path: Path, request: wire.ExecRequest) -> tuple[bytes, bytes]:
+    """What it printed, and the payload of its end."""
+    raw = Raw(path)
+    raw.send(wire.frame(wire.EXEC, request.pack()))
+    frames = raw.frames()
+    raw.close()
+    output = b"".join(payload[wire.OFFSET.size :] for kind, payload in frames if kind == wire.STDOUT)
+    return output, frames[-1][1]
+
+
+WHOLE = command(b"true").pack()
+MALFORMED = {
+    "too long": wire.HEADER.pack(wire.EXEC, wire.MAX_REQUEST + 1),
+    "no operation": wire.frame(ord("?")),
+    "an answer": wire.frame(wire.STARTED, b"\0\0\0\1"),
+    "data first": wire.frame(wire.DATA, b"x"),
+    "a short command": wire.frame(wire.EXEC, WHOLE[:20]),
+    "a command that ends early": wire.frame(wire.EXEC, WHOLE[:-1]),
+    "a command with more behind it": wire.frame(wire.EXEC, WHOLE + b"x"),
+    "a command without argv": wire.frame(wire.EXEC, wire.ExecRequest([], b"/", []).pack()),
+    "a NUL in argv": wire.frame(wire.EXEC, command(b"tr\0ue").pack()),
+    "a NUL in a value": wire.frame(wire.EXEC, command(b"true", env=[(b"A", b"\0")]).pack()),
+    "a variable without a name": wire.frame(wire.EXEC, command(b"true", env=[(b"", b"x")]).pack()),
+    "an = in a name": wire.frame(wire.EXEC, command(b"true", env=[(b"A=B", b"x")]).pack()),
+    "more strings than there are": wire.frame(
+        wire.EXEC, wire.EXEC_FIELDS.pack(-1.0, -1, 0, False, 0, 0, 2**32 - 1, 2**32 - 1) + bytes(64)
+    ),
+    "a short start": wire.frame(wire.START, b"\0\1"),
+    "a start that ends in its id": wire.frame(wire.START, wire.NAMED_FIELDS.pack(0, 255, 0) + b"it"),
+    "a start that ends in its input": wire.frame(wire.START, wire.NAMED_FIELDS.pack(0, 2, 2**32 - 1) + b"it"),
+    "a short attach": wire.frame(wire.ATTACH, b"1234"),
+    "a signal without a number": wire.frame(wire.SEND_SIGNAL, b"it"),
+    "a file without a path": wire.frame(wire.READ, wire.READ_FIELDS.pack(0, -1)),
+    "a short file": wire.frame(wire.WRITE, b"1"),
+    "two operations": wire.frame(wire.COMMANDS) + wire.frame(wire.COMMANDS),
+    "no data for a file": wire.frame(wire.UNPACK, b"/proc/self/none/x") + wire.frame(wire.EXEC, WHOLE),
+}
+
+
+@pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED.keys())
+def test_what_is_malformed_ends_its_connection_and_no_other(path: Path, frames: bytes) -> None:
+    other, raw = Raw(path), Raw(path)
+    other.send(wire.frame(wire.EXEC, command(b"cat", has_stdin=True).pack()))
+    assert other.frame() is not None
+    raw.send(frames)
+    while (found := raw.frame()) is not None:
+        assert found[0] in (wire.DATA, wire.ERROR)
+    other.send(wire.frame(wire.STDIN, b"still there"), wire.frame(wire.STDIN))
+    assert (wire.STDOUT, wire.OFFSET.pack(0) + b"still there") in other.frames()
+    other.close()
+    raw.close()
+
+
+@pytest.mark.parametrize("bad", [wire.frame(wire.SIGNAL, struct.pack("!I", 500)), wire.frame(wire.DATA, b"x")])
+def test_what_is_malformed_behind_input_that_waits(path: Path, bad: bytes) -> None:
+    """It is read long after it came, when the command takes its input and not when the daemon sends."""
+    raw = Raw(path)
+    raw.send(wire.frame(wire.EXEC, command(b"sh", b"-c", b"sleep 0.1; cat >/dev/null", has_stdin=True).pack()))
+    raw.send(wire.frame(wire.STDIN, bytes(400_000)), bad)
+    assert raw.frames()[-1][0] != wire.EXITED
+    raw.close()
+    assert alive(path)
+
+
+def test_a_name_that_comes_twice_has_its_last_value(path: Path) -> None:
+    request = command(b"env", env=[(b"A", b"1"), (b"B", b"2"), (b"A", b"3"), (b"AA", b""), (b"B", b"4")])
+    assert run(path, request)[0] == b"PATH=/usr/bin:/bin\nA=3\nB=4\nAA=\n"
+
+
+def test_the_program_is_looked_for_on_the_commands_own_path(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mine").write_text("#!/bin/sh\necho mine\n")
+    (tmp_path / "bin" / "mine").chmod(0o755)
+    (tmp_path / "dir" / "mine").mkdir(parents=True)
+    for search in (f"{tmp_path}/dir:{tmp_path}/bin/", f":{tmp_path}/bin", "bin", ""):
+        request = command(b"mine", env=[(b"PATH", search.encode())])
+        request.cwd = os.fsencode(tmp_path if search else tmp_path / "bin")
+        assert run(path, request)[0] == b"mine\n", search
+    request = command(b"mine", env=[(b"PATH", b"/usr/bin:" + b"x" * 5000)])
+    assert run(path, request)[1].endswith(b"mine: not found on PATH")
+
+
+def test_a_daemon_that_does_not_hear_its_pings(path: Path) -> None:
+    raw = Raw(path)
+    raw.sock.settimeout(0.5)
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        for _ in range(2000):
+            raw.sock.sendall(wire.frame(wire.PING) * 1000)
+    raw.close()
+    assert alive(path)
+
+
+def test_input_that_a_named_command_does_not_take(path: Path) -> None:
+    """A reader of it is not told to wait, and so has no right to send for ever."""
+    raw = Raw(path)
+    raw.send(start(b"it", command(b"sleep", b"100", has_stdin=True), detached=False))
+    assert raw.frame() is not None
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        for _ in range(100):
+            raw.sock.sendall(wire.frame(wire.STDIN, bytes(1 << 20)))
+    raw.close()
+    assert alive(path)
+
+
+def test_without_a_free_descriptor_connections_wait(tmp_path: Path) -> None:
+    started = Started(tmp_path / "s", "prlimit", "--nofile=16")
+    first = [Raw(tmp_path / "s") for _ in range(30)]
+    for raw in first:
+        raw.send(wire.frame(wire.PING))
+    assert first[0].frame() == ANSWER
+    for raw in first[:29]:
+        raw.close()
+    assert first[29].frame() == ANSWER
+    first[29].close()
+    # A command needs several: told as what could not be started, and nothing is left open.
+    held = [Raw(tmp_path / "s") for _ in range(6)]
+    for raw in held:
+        raw.send(wire.frame(wire.PING))
+        assert raw.frame() == ANSWER
+    for _ in range(5):
+        held[0].send(wire.frame(wire.EXEC, command(b"true", has_stdin=True).pack()))
+        ((kind, payload),) = held[0].frames()
+        assert (kind, payload[0]) == (wire.EXITED, wire.REASONS.index("NOT_STARTED"))
+        assert payload.endswith(b"true: Too many open files")
+        held[0].close()
+        held[0] = Raw(tmp_path / "s")
+        held[0].send(wire.frame(wire.PING))
+        assert held[0].frame() == ANSWER
+    for raw in held:
+        raw.close()
+    assert started.end() == 0
+
+
+def test_nothing_of_the_guest_is_handed_down(path: Path) -> None:
+    script = b"ls /proc/self/fd; grep -E '^(Sig(Blk|Ign)|NoNewPrivs)' /proc/self/status"
+    found = run(path, command(b"sh", b"-c", script))[0].decode().split("\n")
+    assert found[:4] == ["0", "1", "2", "3"], "the last is what ls itself reads"
+    assert set(found[4:-1]) == {"NoNewPrivs:\t1", "SigBlk:\t" + "0" * 16, "SigIgn:\t" + "0" * 16}
+    limits = run(path, command(b"grep", b"realtime timeout", b"/proc/self/limits"))[0].split()
+    assert limits[3].isdigit(), "its own value of the limit is what a command is known by"
+    assert limits[4] == b"unlimited"
