@@ -3,21 +3,23 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON_IN_VENV := .venv/bin/python
 STAMP := .venv/.installed
+# What runs inside a sandbox; there is none on other systems.
+GUEST := $(if $(filter Linux,$(shell uname)),sandboxd/native/sandboxd-guest)
 DEMO_ARGS ?= configs/demo.toml
 PYTEST_ARGS ?=
 
-.PHONY: help demo test check chaos format protos images clean
+.PHONY: help demo test check chaos format protos guest images clean
 
 help: ## List the targets
 	@grep -hE '^[a-z.]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-demo: $(STAMP) ## Train a small language model through leased sandboxes (12 minutes on 2 cores); DEMO_ARGS= for others
+demo: $(STAMP) $(GUEST) ## Train a small language model through leased sandboxes (12 minutes on 2 cores); DEMO_ARGS= for others
 	@exec $(PYTHON_IN_VENV) -m rl train $(DEMO_ARGS)
 
-test: $(STAMP) ## Run the whole test suite; PYTEST_ARGS= to choose
+test: $(STAMP) $(GUEST) ## Run the whole test suite; PYTEST_ARGS= to choose
 	@exec $(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS)
 
-check: $(STAMP) ## Lint, format, types, generated code, house rules
+check: $(STAMP) $(GUEST) ## Lint, format, types, generated code, house rules
 	@$(PYTHON_IN_VENV) -m ruff check .
 	@$(PYTHON_IN_VENV) -m ruff format --check .
 	@$(PYTHON_IN_VENV) -m mypy
@@ -34,16 +36,21 @@ format: $(STAMP) ## Format the code and apply the safe lint fixes
 protos: $(STAMP) ## Generate sandboxd/v1 from protos/
 	@scripts/protos.sh
 
+guest: $(GUEST) ## Compile what runs inside a sandbox
+
+$(GUEST): $(wildcard sandboxd/native/*.[ch]) scripts/guest.sh
+	@scripts/guest.sh
+
 images: ## Build the Docker images that the tests use; no registry needed on Debian
 	@images/build.sh
 
-.venv: $(STAMP) ## Make the virtual environment and install into it
+.venv: $(STAMP) $(GUEST) ## Make the virtual environment and install into it
 
 # The stamp is newer than what it was made from, so that a second make costs nothing.
-$(STAMP): requirements/cpu.lock pyproject.toml scripts/install.sh
+$(STAMP): requirements/cpu.lock pyproject.toml scripts/install.sh scripts/guest_build.py
 	@scripts/install.sh
 	@touch $@
 
 clean: ## Remove caches and what was built; keeps .venv, models and runs
-	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build *.egg-info sandboxd/native/sandboxd-guest* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -16,6 +16,7 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 FUNCTION_LINES_P90 = 30
 PARAMETERS = 6
+LINE_CHARACTERS = 110
 # Where a broad except may end an error: each writes it down or sends it on, and goes on with the next thing.
 MAY_SWALLOW = {"sandboxd/fleet.py", "rl/trainer_host.py"}
 # `rl/generators/surroundings.py` sets what vLLM alone reads; `rl/trainer_process.py` passes its own on.
@@ -201,3 +202,27 @@ def test_generated_code_is_current() -> None:
         ["scripts/protos.sh", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_native_code_is_short() -> None:
+    """Files, functions (from a line that begins one to the brace at its margin), parameters and lines."""
+    for path in sorted((ROOT / "sandboxd" / "native").glob("*.[ch]")):
+        lines = path.read_text().splitlines()
+        assert len(lines) <= FILE_LINES, relative(path)
+        assert [n for n, line in enumerate(lines, 1) if len(line) > LINE_CHARACTERS] == [], relative(path)
+        assert lines[0].startswith("/* "), f"{relative(path)} does not say what it is for"
+        for name, length, parameters in _native_functions(lines):
+            assert (length <= FUNCTION_LINES, parameters <= PARAMETERS) == (True, True), (
+                f"{relative(path)}: {name}"
+            )
+
+
+def _native_functions(lines: list[str]) -> Iterator[tuple[str, int, int]]:
+    """Name, lines and parameters of each definition."""
+    for begin, line in enumerate(lines):
+        found = re.match(r"[a-z][\w *]*?\b(\w+)\(", line)
+        if found is None:
+            continue
+        head = "".join(lines[begin : begin + 4]).partition("{")[0]
+        if ";" not in head and ")" in head:
+            yield found[1], lines.index("}", begin) - begin + 1, head.count(",") + 1

@@ -74,7 +74,8 @@ static void connect_ends(struct command *command, const struct ends *ends) {
     }
 }
 
-struct command *command_start(struct commands *table, const struct exec_request *request, struct outlet *outlet) {
+struct command *command_start(struct commands *table, const struct exec_request *request,
+                              struct outlet *outlet) {
     struct ends ends;
     struct fault fault;
     uint64_t tag;

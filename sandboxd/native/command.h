@@ -22,7 +22,8 @@ struct commands {
 struct stream {
     struct command *command;
     struct trimmer trimmer;
-    int64_t last_bytes; /* After the grace: how much more is read of what a background child keeps open; else -1. */
+    /* After the grace: how much more is read of what a background child keeps open; before it -1. */
+    int64_t last_bytes;
     int fd;             /* -1: nothing more comes. */
     char kind;
 };
@@ -47,7 +48,8 @@ struct command {
 /* False when the system refuses. */
 bool commands_open(struct commands *table, struct loop *loop, struct memory_files memory, int oom_score_fd);
 /* Starts a command, or tells `outlet` why it was not and returns NULL. */
-struct command *command_start(struct commands *table, const struct exec_request *request, struct outlet *outlet);
+struct command *command_start(struct commands *table, const struct exec_request *request,
+                              struct outlet *outlet);
 /* Takes every ended child: commands, and the orphans that became PID 1's. */
 void commands_reap(struct commands *table);
 

@@ -55,7 +55,7 @@ int container_main(const char *path, const char *ready) {
     int listener = listen_at(path);
     if (listener < 0 || chdir("/") != 0)
         return failed(path);
-    /* The last line of standard output is the daemon's event: it need not look for the socket again and again. */
+    /* The last line of standard output is the daemon's event: it need not look for the socket again. */
     if (write(1, ready, strlen(ready)) < 0)
         return failed("standard output");
     /* From now on nothing that the descriptors lead to is the container's output. */

@@ -14,7 +14,7 @@ struct giver *file_describe(const char *path);
 struct giver *file_list(const char *path);
 /* Removes a file, a link, or a directory, with all it holds if `recursive`. */
 struct giver *file_remove(const char *path, bool recursive);
-/* Fills a new file beside the target and renames it over the target when all has come. NULL with the fault. */
+/* Fills a new file beside the target, and renames it over that when all has come. NULL with the fault. */
 struct sink *file_write(const char *path, uint32_t mode, struct fault *fault);
 
 /* Between the modules about files. Each of these returns false with the fault. */

@@ -52,13 +52,13 @@ static bool direct_congested(struct outlet *outlet) {
 static void direct_started(struct outlet *outlet, uint32_t pid) {
     char number[4];
     wire_put32(number, pid);
-    peer_send(direct_of(outlet)->peer, WIRE_STARTED, (struct iovec){number, sizeof number}, (struct iovec){0});
+    peer_send(direct_of(outlet)->peer, WIRE_STARTED, (struct iovec){number, 4}, (struct iovec){0});
 }
 
 static void direct_output(struct outlet *outlet, char kind, uint64_t offset, struct iovec data) {
     char number[8];
     wire_put64(number, offset);
-    peer_send(direct_of(outlet)->peer, kind, (struct iovec){number, sizeof number}, data);
+    peer_send(direct_of(outlet)->peer, kind, (struct iovec){number, 8}, data);
 }
 
 static void direct_ended(struct outlet *outlet, struct iovec payload) {
@@ -171,7 +171,7 @@ static void lifeline_ended(void *context, uint32_t mask) {
     loop_stop(&((struct guest *)context)->loop);
 }
 
-/* Nothing that whoever started this ignores or blocks is handed down; what is waited for comes as an event. */
+/* Nothing that is ignored or blocked here is handed down; what is waited for comes as an event. */
 static bool watch_signals(struct guest *guest) {
     sigset_t awaited;
     for (int number = 1; number < NSIG; number++)

@@ -1,4 +1,4 @@
-/* What the rest of the program asks of the guest: to serve one listening socket as a sandbox's first process. */
+/* What the rest of the program asks of the guest: to serve a socket as a sandbox's first process. */
 #ifndef SANDBOXD_GUEST_H
 #define SANDBOXD_GUEST_H
 

@@ -77,7 +77,7 @@ static void put(struct loop *loop, size_t place, struct timer *timer) {
     timer->place = place;
 }
 
-/* Moves a timer from `place` to where it belongs; places count from 1, so that n's children are 2n and 2n + 1. */
+/* Moves a timer from `place` to where it belongs. Places count from 1: the children of n are 2n, 2n + 1. */
 static void settle(struct loop *loop, size_t place, struct timer *timer) {
     for (; place > 1 && sooner(timer, loop->timers[place / 2]); place /= 2)
         put(loop, place, loop->timers[place / 2]);

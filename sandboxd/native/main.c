@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char USAGE[] = "usage: sandboxd-guest serve FD [LIFELINE] | container SOCKET READY | starter ...\n";
+static const char USAGE[] =
+    "usage: sandboxd-guest serve FD [LIFELINE] | container SOCKET READY | starter ...\n";
 
 /* -1: it is no descriptor's number. */
 static int descriptor(const char *number) {

@@ -100,7 +100,8 @@ static bool add_entry(struct packer *packer, char *name, struct buffer *piece, s
     char *target = NULL;
     if (!look(packer, strcmp(name, ROOT) == 0, &status, fault))
         return false;
-    struct tar_entry entry = {kind_of(status.st_mode), name, none, status.st_mode & 07777, 0, status.st_mtime};
+    mode_t mode = status.st_mode;
+    struct tar_entry entry = {kind_of(mode), name, none, mode & 07777, 0, status.st_mtime};
     if (entry.kind == TAR_REGULAR)
         entry.size = status.st_size;
     if (entry.kind == TAR_SYMLINK && (entry.target = target = read_link(packer->path, fault)) == NULL)
@@ -133,12 +134,13 @@ static bool add_children(struct packer *packer, const char *name, struct fault *
     }
     names_sort(&found);
     for (size_t n = found.count; n-- != 0;) {
+        const struct name *item = &found.items[n];
         struct buffer below = {0};
         buffer_add(&below, name, strlen(name));
-        buffer_add(&below, found.items[n].text, strlen(found.items[n].text));
-        if (found.items[n].directory)
+        buffer_add(&below, item->text, strlen(item->text));
+        if (item->directory)
             buffer_add(&below, "/", 1);
-        names_add(&packer->stack, memory_copy(buffer_at(&below), buffer_size(&below)), found.items[n].directory);
+        names_add(&packer->stack, memory_copy(buffer_at(&below), buffer_size(&below)), item->directory);
         buffer_free(&below);
     }
     names_free(&found);

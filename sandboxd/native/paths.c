@@ -87,7 +87,8 @@ static bool entry_is_directory(DIR *directory, const struct dirent *entry) {
     struct stat status;
     if (entry->d_type != DT_UNKNOWN)
         return entry->d_type == DT_DIR;
-    return fstatat(dirfd(directory), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(status.st_mode);
+    int result = fstatat(dirfd(directory), entry->d_name, &status, AT_SYMLINK_NOFOLLOW);
+    return result == 0 && S_ISDIR(status.st_mode);
 }
 
 bool names_read(struct names *names, const char *path, struct fault *fault) {

@@ -28,7 +28,7 @@ struct operation {
 /* One that is over: it lets all that still comes fall. */
 extern struct operation operation_over;
 
-/* Sets the operation that a first frame names, or leaves none, so that another may follow. False: malformed. */
+/* Sets the operation that a first frame names, or none, so that another may follow. False: malformed. */
 typedef bool begin_call(void *context, struct peer *peer, char kind, const char *payload, size_t size);
 
 struct peer {
@@ -49,7 +49,7 @@ struct peer {
 void peer_open(struct loop *loop, int fd, begin_call *begin, void *context);
 /* True while the daemon has not taken what was sent before. */
 bool peer_congested(const struct peer *peer);
-/* Sends a frame whose payload is `head` and `body` joined: now what the socket takes, the rest when it can. */
+/* Sends a frame whose payload is `head` and `body`: now what the socket takes, the rest when it can. */
 void peer_send(struct peer *peer, char kind, struct iovec head, struct iovec body);
 /* Stops reading, or takes frames again, those that have come already first. */
 void peer_pause(struct peer *peer);

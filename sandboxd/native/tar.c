@@ -1,6 +1,7 @@
 /* Headers of tar archives, written and read. */
 #include "tar.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -225,7 +226,7 @@ static bool take_records(struct tar_overrides *overrides, const char *body, size
         if (space != NULL && !decimal(body + start, (size_t)(space - body) - start, &length))
             return false;
         *why = "a record with a wrong length";
-        if (space == NULL || (uint64_t)length > size - start || (size_t)(space - body) >= start + (size_t)length)
+        if (space == NULL || (uint64_t)length > size - start || space - body >= (ptrdiff_t)start + length)
             return false;
         const char *record = space + 1, *end = body + start + length - 1;
         *why = "a record with a number that is none";
@@ -236,7 +237,8 @@ static bool take_records(struct tar_overrides *overrides, const char *body, size
     return true;
 }
 
-bool tar_override(struct tar_overrides *overrides, char kind, const char *body, size_t size, const char **why) {
+bool tar_override(struct tar_overrides *overrides, char kind, const char *body, size_t size,
+                  const char **why) {
     if (kind == TAR_PAX)
         return take_records(overrides, body, size, why);
     while (size != 0 && body[size - 1] == 0)

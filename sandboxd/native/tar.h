@@ -32,11 +32,12 @@ struct tar_overrides {
     bool has_size, sparse;
 };
 
-/* The archive of all below a directory, names sorted, in pieces of about 64 KiB. A file that has grown since its
- * header was written is cut there. Sockets and devices are left out. */
+/* The archive of all below a directory, names sorted, in pieces of about 64 KiB. A file that has grown since
+ * its header was written is cut there. Sockets and devices are left out. */
 struct giver *tar_pack(const char *root);
-/* Fills a directory from an archive that comes piece by piece; what is in the way is replaced. Entries that would
- * lie outside the directory, by their name or behind a symbolic link, are refused. NULL with the fault. */
+/* Fills a directory from an archive that comes piece by piece; what is in the way is replaced. Entries that
+ * would lie outside the directory, by their name or behind a symbolic link, are refused. NULL with the
+ * fault. */
 struct sink *tar_unpack(const char *root, struct fault *fault);
 
 /* So many bytes follow a body of `size` bytes to fill its last block. */
@@ -46,10 +47,11 @@ void tar_add_header(struct buffer *to, const struct tar_entry *entry);
 /* The end of an archive: two blocks of zeros. */
 void tar_add_zeros(struct buffer *to, size_t size);
 
-/* Reads a header block. True with kind 0 for a block of zeros, which ends the archive. False: `why` it is none. */
+/* Reads a header block. True without a name for a block of zeros, which ends the archive. False: `why`. */
 bool tar_parse(struct tar_entry *entry, const char *block, const char **why);
 /* The body of an extension of the entry's kind; global records, which name no file, are passed over. */
-bool tar_override(struct tar_overrides *overrides, char kind, const char *body, size_t size, const char **why);
+bool tar_override(struct tar_overrides *overrides, char kind, const char *body, size_t size,
+                  const char **why);
 /* Puts them into the entry, and forgets them. */
 bool tar_apply(struct tar_overrides *overrides, struct tar_entry *entry, const char **why);
 void tar_entry_free(struct tar_entry *entry);

@@ -103,8 +103,10 @@ static bool receiver_received(struct operation *operation, char kind, const char
     uint64_t count = 0;
     if (kind != WIRE_DATA)
         return false;
-    bool done = size != 0 ? sink->kind->feed(sink, payload, size, &fault) : sink->kind->finish(sink, &count, &fault);
-    if (done && size != 0)
+    bool last = size == 0;
+    bool done =
+        last ? sink->kind->finish(sink, &count, &fault) : sink->kind->feed(sink, payload, size, &fault);
+    if (done && !last)
         return true;
     receiver_closed(operation);
     if (done)

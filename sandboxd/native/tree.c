@@ -111,7 +111,7 @@ static bool member(const struct processes *all, pid_t pid) {
 static void mark_members(struct processes *all, uint64_t tag, pid_t root) {
     for (size_t n = 0; n < all->count; n++) {
         struct process *row = &all->rows[n];
-        /* Without a tag, a root that was reaped leaves its session, whose number the kernel keeps from reuse. */
+        /* Without a tag, a reaped root leaves its session, whose number the kernel keeps from reuse. */
         row->member = root != 0 && (row->pid == root || row->session == root);
         row->member = row->member || (tag != 0 && carries(row->pid, tag));
     }

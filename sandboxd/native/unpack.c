@@ -97,7 +97,7 @@ static bool make_parent(const char *path, struct fault *fault) {
     return S_ISDIR(status.st_mode) || fault_say(fault, ENOTDIR, "it lies behind a file or a link");
 }
 
-/* The path of an entry, its parents made, for free(); NULL when it leaves the directory, or with another fault. */
+/* The path of an entry, its parents made, for free(); NULL with the fault, as where it lies outside. */
 static char *inside(const struct unpacker *unpacker, const char *name, struct fault *fault) {
     if (outside(name)) {
         fault_say(fault, EINVAL, "it lies outside the directory");

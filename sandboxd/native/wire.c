@@ -92,7 +92,8 @@ static int by_name(const void *left, const void *right) {
 static void keep_last(char **env, struct variable *variables, size_t count) {
     qsort(variables, count, sizeof *variables, by_name);
     for (size_t first = 0, next; first < count; first = next) {
-        for (next = first + 1; next < count && compare_names(&variables[first], &variables[next]) == 0; next++)
+        next = first + 1;
+        for (; next < count && compare_names(&variables[first], &variables[next]) == 0; next++)
             env[variables[next].index] = NULL;
         env[variables[first].index] = variables[next - 1].text;
     }

@@ -29,8 +29,13 @@ mount -t devpts -o newinstance,ptmxmode=666 none dev/pts
 ln -s pts/ptmx dev/ptmx
 for name in null zero full random urandom tty; do : >dev/$name; mount --bind /dev/$name dev/$name; done
 for name in usr bin sbin lib lib64; do
-    if [ -L /$name ]; then cp -P /$name .; elif [ -d /$name ]; then mkdir $name; mount --rbind /$name $name; fi
-    [ -L $name ] || [ ! -d $name ] || mount -o remount,bind,ro $name
+    if [ -L /$name ]; then
+        cp -P /$name .
+    elif [ -d /$name ]; then
+        mkdir $name
+        mount --rbind /$name $name
+        mount -o remount,bind,ro $name
+    fi
 done
 : >guest
 mount --bind "$program" guest

@@ -1,11 +1,10 @@
-"""The guest's archives beside those of `packing`, which the client and the fake backend use: the same, to the byte."""
+"""The guest's archives beside those of `packing`, which the client uses: the same, to the byte."""
 
 from __future__ import annotations
 
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def tree(root: Path) -> dict[bytes, tuple[object, ...]]:
         if stat.S_ISREG(status.st_mode):
             inside = path.read_bytes()
         elif stat.S_ISLNK(status.st_mode):
-            inside = os.readlink(os.fsencode(path))
+            inside = path.readlink()
         made = -1.0 if abs(status.st_mtime) > 2e9 or status.st_mtime > 1.7e9 else status.st_mtime
         found[os.fsencode(path.relative_to(root))] = (oct(status.st_mode), made, status.st_nlink, inside)
     return found
@@ -93,25 +92,23 @@ MODES = st.integers(0, 0o7777).map(lambda mode: mode | 0o700)
 def test_a_tree_is_packed_as_by_python(
     path: Path, tmp_path_factory: pytest.TempPathFactory, entries: dict[bytes, tuple[str, int, int, bytes]]
 ) -> None:
-    root = tmp_path_factory.mktemp("tree")
-    directory = os.fsencode(root)
+    root = directory = tmp_path_factory.mktemp("tree")
     for number, (name, (kind, mode, mtime, data)) in enumerate(entries.items()):
-        place = os.path.join(directory, name)
-        if kind == "f":
-            Path(os.fsdecode(place)).write_bytes(data * (1000 if number == 3 else 1))
-        elif kind == "h":
-            Path(os.fsdecode(place)).write_bytes(data)
-            os.link(place, os.path.join(directory, b"~%d" % number))
-        elif kind == "d":
-            os.mkdir(place)
+        place = directory / os.fsdecode(name)
+        if kind == "l":
+            place.symlink_to(os.fsdecode(data.replace(b"\0", b"_") or b"x"))
+            continue
+        if kind == "d":
+            place.mkdir()
             directory = place if mode % 2 else directory
-        elif kind == "l":
-            os.symlink(data.replace(b"\0", b"_") or b"x", place)
-        else:
+        elif kind == "p":
             os.mkfifo(place)
-        if kind != "l":
-            os.chmod(place, mode)
-            os.utime(place, (mtime, mtime))
+        else:
+            place.write_bytes(data * (1000 if number == 3 else 1))
+        if kind == "h":
+            (directory / f"~{number}").hardlink_to(place)
+        place.chmod(mode)
+        os.utime(place, (mtime, mtime))
     whole = pack(path, root)
     assert whole == b"".join(packing.pack(os.fsencode(root)))
     one, other = tmp_path_factory.mktemp("one") / "t", tmp_path_factory.mktemp("other") / "t"

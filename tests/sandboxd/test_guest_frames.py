@@ -23,7 +23,9 @@ def path(tmp_path: Path) -> Iterator[Path]:
     assert started.end() == 0
 
 
-def command(*argv: bytes, env: list[tuple[bytes, bytes]] | None = None, has_stdin: bool = False) -> wire.ExecRequest:
+def command(
+    *argv: bytes, env: list[tuple[bytes, bytes]] | None = None, has_stdin: bool = False
+) -> wire.ExecRequest:
     request = wire.ExecRequest(list(argv), b"/", [(b"PATH", b"/usr/bin:/bin"), *(env or [])])
     request.has_stdin = has_stdin
     return request
@@ -94,11 +96,15 @@ def test_what_is_malformed_ends_its_connection_and_no_other(path: Path, frames: 
     raw.close()
 
 
-@pytest.mark.parametrize("bad", [wire.frame(wire.SIGNAL, struct.pack("!I", 500)), wire.frame(wire.DATA, b"x")])
+@pytest.mark.parametrize(
+    "bad", [wire.frame(wire.SIGNAL, struct.pack("!I", 500)), wire.frame(wire.DATA, b"x")]
+)
 def test_what_is_malformed_behind_input_that_waits(path: Path, bad: bytes) -> None:
     """It is read long after it came, when the command takes its input and not when the daemon sends."""
     raw = Raw(path)
-    raw.send(wire.frame(wire.EXEC, command(b"sh", b"-c", b"sleep 0.1; cat >/dev/null", has_stdin=True).pack()))
+    raw.send(
+        wire.frame(wire.EXEC, command(b"sh", b"-c", b"sleep 0.1; cat >/dev/null", has_stdin=True).pack())
+    )
     raw.send(wire.frame(wire.STDIN, bytes(400_000)), bad)
     assert raw.frames()[-1][0] != wire.EXITED
     raw.close()

@@ -1,4 +1,4 @@
-"""Frames that no daemon would send, to a guest that ends at the first memory error, undefined step, or leak."""
+"""Frames that no daemon would send, to a guest that ends at a memory error, an undefined step or a leak."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ PROGRAMS = st.sampled_from(
 )
 NUMBERS = st.sampled_from([0, 1, 5, 100, 70_000, (1 << 31) - 1])
 TARS = [
-    packed(member("f"), member("d/", b"5"), member("d/l", b"2", linkname="../f"), member("h", b"1", linkname="f")),
+    packed(
+        member("f"), member("d/", b"5"), member("d/l", b"2", linkname="../f"), member("h", b"1", linkname="f")
+    ),
     packed(member("x" * 300), member("d/y/z" * 30)),
     archive.header(archive.Entry(archive.REGULAR, b"n")) + archive.END,
 ]
@@ -70,7 +72,9 @@ TARS = [
 @st.composite
 def requests(draw: st.DrawFn) -> wire.ExecRequest:
     names = st.sampled_from([b"PATH", b"A", b"A", b"B=", b"=", b""])
-    pairs = draw(st.lists(st.tuples(names, st.sampled_from([b"/usr/bin:/bin", b"", b":", b"x=y"])), max_size=4))
+    pairs = draw(
+        st.lists(st.tuples(names, st.sampled_from([b"/usr/bin:/bin", b"", b":", b"x=y"])), max_size=4)
+    )
     request = wire.ExecRequest(draw(PROGRAMS), draw(PATHS), pairs)
     request.timeout = draw(st.sampled_from([-1.0, 0.0, 0.05, 0.3, 1e300, float("nan"), float("inf")]))
     request.output_limit = draw(st.sampled_from([-1, 0, 3, 1000]))
@@ -114,7 +118,9 @@ def _below(path: bytes) -> bool:
 def later_frames(draw: st.DrawFn) -> bytes:
     """One that may follow."""
     kind = draw(st.sampled_from(b"DDIIKG"))
-    data = draw(st.one_of(st.just(b""), st.binary(max_size=600), st.sampled_from(TARS), st.just(b"y" * 300_000)))
+    data = draw(
+        st.one_of(st.just(b""), st.binary(max_size=600), st.sampled_from(TARS), st.just(b"y" * 300_000))
+    )
     return wire.frame(kind, data[:4] if kind in b"KG" and draw(st.booleans()) else data)
 
 
@@ -136,7 +142,9 @@ FRAMES = st.one_of(
     st.binary(max_size=40).map(lambda payload: wire.frame(payload[0] if payload else 0, payload[1:])),
     st.just(wire.HEADER.pack(wire.EXEC, wire.MAX_REQUEST + 1)),
 )
-STEPS = st.lists(st.tuples(st.integers(0, 2), st.one_of(FRAMES, st.sampled_from(["read", "leave"]))), max_size=12)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 2), st.one_of(FRAMES, st.sampled_from(["read", "leave"]))), max_size=12
+)
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
