@@ -1,7 +1,7 @@
 """Limits by control groups, version 2 where it is delegated, else version 1, else none.
 
 `find` is called by the daemon, which may write where the launcher may not; `Cgroups` by the launcher and
-its children through descriptors of the directories, since they no longer see the host's file system.
+the starter through descriptors of the directories, since they no longer see the host's file system.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ import errno
 import os
 import time
 
-from sandboxd.guest.memory import Memory
+from sandboxd.backends.steps import GROUP, INHERITED, KILLS, LIMIT, PEAK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandboxd.backends.steps import Step
 
 CPU_PERIOD_US = 100_000
 # A group whose last process has just gone may be busy for a moment.
 REMOVE_TRIES, REMOVE_PAUSE_SECONDS = 100, 0.005
 CONTROLLERS = ("memory", "pids", "cpu")
+# By version: where the kernel tells of kills at the limit, of the most that was used, and of the limit.
+MEMORY_FILES = {
+    1: ("memory.oom_control", "memory.max_usage_in_bytes", "memory.limit_in_bytes"),
+    2: ("memory.events", "memory.peak", "memory.max"),
+}
 
 # Where the launcher itself lives in version 2; sandboxes are named otherwise.
 LAUNCHER_GROUP = "_launcher"
@@ -161,19 +170,26 @@ class Cgroups:
         self._open = [(version, os.open(path, flags), brings) for version, path, brings in hierarchies]
         self.enforced = {controller for _, _, brings in hierarchies for controller in brings}
 
-    def enter(self, sandbox_id: str, limits: dict[str, float]) -> Memory:
-        """Makes the sandbox's groups, sets its limits, moves the caller in; returns a view of its memory."""
-        memory = Memory()
-        for version, fd, brings in self._open:
-            os.mkdir(sandbox_id, 0o755, dir_fd=fd)
-            group = os.open(sandbox_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the hierarchies, as the starter inherits them."""
+        return [fd for _, fd, _ in self._open]
+
+    def steps(self, sandbox_id: str, limits: dict[str, float]) -> list[Step]:
+        """What makes the sandbox's groups, sets its limits, moves the process in, and opens the files that
+        tell of its memory."""
+        steps: list[Step] = []
+        for parent, (version, _, brings) in enumerate(self._open, INHERITED):
+            steps.append(("mkdir", parent, sandbox_id, 0o755))
+            steps.append(("open", parent, sandbox_id, os.O_RDONLY | os.O_DIRECTORY, GROUP, False))
             for name, value, optional in settings(version, brings, limits):
-                _write(group, name, value, optional=optional)
-            _write(group, "cgroup.procs", "0", optional=False)
+                steps.append(("write", GROUP, name, value, optional))
+            steps.append(("write", GROUP, "cgroup.procs", "0", False))
             if "memory" in brings:
-                memory = Memory.of(group)
-            os.close(group)
-        return memory
+                for slot, name in zip((KILLS, PEAK, LIMIT), MEMORY_FILES[version], strict=True):
+                    steps.append(("open", GROUP, name, os.O_RDONLY, slot, True))
+            steps.append(("close", GROUP))
+        return steps
 
     def remove(self, sandbox_id: str) -> None:
         """Removes the sandbox's groups once their processes are gone. Raises OSError when they stay."""
@@ -184,19 +200,6 @@ class Cgroups:
         """Lets go of the directories; the groups stay."""
         for _, fd, _ in self._open:
             os.close(fd)
-
-
-def _write(group: int, name: str, value: str, *, optional: bool) -> None:
-    try:
-        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=group)
-    except FileNotFoundError:
-        if optional:
-            return
-        raise
-    try:
-        os.write(fd, value.encode())
-    finally:
-        os.close(fd)
 
 
 def settings(version: int, brings: tuple[str, ...], limits: dict[str, float]) -> list[tuple[str, str, bool]]:

@@ -7,7 +7,6 @@ standard output: `ready`, or what failed and how to allow it.
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from sandboxd.backends.confine import Confinement
 from sandboxd.backends.launcher import CONTROL_SOCKET, Launcher, remove_remains
 from sandboxd.backends.records import Records
 from sandboxd.backends.rootfs import UID, Base
+from sandboxd.backends.starter import PROGRAM, launch
 from sandboxd.backends.sweeper import sweep_for
 
 LOCK_FILE = "launcher.lock"
@@ -28,7 +28,7 @@ LOG_FILE = "launcher.log"
 CONTROL_BACKLOG = 16
 
 
-# Every sandbox is a copy of this process, and pays for what is loaded in it: no typing, no dataclasses.
+# Each launcher is a process of its own that holds what is loaded here: no typing, no dataclasses.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn, TypedDict
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         cgroup_root: str
         read_only_paths: list[str]
         images: str
+        guest: str
         uid_base: int
         grace: float
 
@@ -116,13 +117,16 @@ def _keep(spec: Spec, report: int) -> None:
         os.close(lock)
 
 
-def _open_images(store: str) -> list[int]:
-    """The store's layers, its records and what is on its way there; -1 each without a store. Only now: the
-    mounts must be those of the new namespace, and this process is still the user who can walk there."""
+def _open_outside(store: str, guest: str) -> list[int]:
+    """The guest's program, the image store's layers, its records and what is on its way there; -1 each
+    without a store. Only now: the mounts must be those of the new namespace, and this process is still the
+    user who can walk there."""
+    program = os.open(guest, os.O_RDONLY | os.O_CLOEXEC)
     if not store:
-        return [-1, -1, -1]
+        return [program, -1, -1, -1]
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    return [os.open(os.path.join(store, name), flags) for name in ("layers", "images", "partial")]
+    names = ("layers", "images", "partial")
+    return [program, *(os.open(os.path.join(store, name), flags) for name in names)]
 
 
 def _lock(path: str) -> int:
@@ -177,8 +181,8 @@ def _become_launcher(
     code = 1
     try:
         hierarchies = cgroup.settle(hierarchies)
-        images = _new_user(unshared, mapped, spec["images"])
-        launcher = _build(spec, hierarchies, control, images, [report, unshared])
+        outside = _new_user(unshared, mapped, spec)
+        launcher = _build(spec, hierarchies, control, outside, [report, unshared])
         os.write(report, b"ready\n")
         os.write(unshared, b"1")
         os.close(unshared)
@@ -194,13 +198,13 @@ def _become_launcher(
         os._exit(code)
 
 
-def _new_user(unshared: int, mapped: int, store: str) -> list[int]:
-    """Becomes root of a user namespace, which is nobody outside of it; returns the opened image store."""
+def _new_user(unshared: int, mapped: int, spec: Spec) -> list[int]:
+    """Becomes root of a user namespace, which is nobody outside of it; returns what it opened before."""
     try:
         sys.unshare(sys.CLONE_NEWUSER | sys.CLONE_NEWNS)
     except OSError as error:
         raise Refused(_explain(error)) from error
-    images = _open_images(store)
+    outside = _open_outside(spec["images"], spec["guest"])
     os.write(unshared, b"1")
     if not os.read(mapped, 1):
         raise Refused("the keeper could not map users into a user namespace; its log says why")
@@ -209,33 +213,30 @@ def _new_user(unshared: int, mapped: int, store: str) -> list[int]:
     os.setresuid(0, 0, 0)
     # Without it this process's own files in /proc would belong to somebody who does not exist here.
     sys.prctl(sys.PR_SET_DUMPABLE, 1)
-    return images
+    return outside
 
 
 def _build(
     spec: Spec,
     hierarchies: list[cgroup.Hierarchy],
     control: socket.socket,
-    images: list[int],
+    outside: list[int],
     channels: list[int],
 ) -> Launcher:
     mapped_range = users.mapped_users() > 1
-    layers, records, partial = images
+    program, layers, records, partial = outside
     if mapped_range:
         os.setgroups([])
     cgroups = cgroup.Cgroups(hierarchies)
-    base = Base(".", spec["read_only_paths"], UID if mapped_range else 0, layers)
+    base = Base(".", spec["read_only_paths"], UID if mapped_range else 0, program, layers)
     base.enter()
     os.chdir("/state/sandboxes")
-    ours = _start_sweeper(cgroups, [control.fileno(), *channels, records, partial])
-    program = seccomp.program(sys.MACHINE)
-    confinement = Confinement(base, cgroups, program, mapped_range=mapped_range)
+    sweeper = _start_sweeper(cgroups, [control.fileno(), *channels, records, partial])
+    starter = launch(PROGRAM, cgroups.descriptors)
+    seccomp_program = seccomp.program(sys.MACHINE)
+    confinement = Confinement(base, cgroups, seccomp_program, mapped_range=mapped_range)
     sys.set_title(sys.title_area(), b"sandboxd-launcher")
-    # Pages that no collection touches stay shared with every sandbox.
-    gc.collect()
-    gc.disable()
-    gc.freeze()
-    return Launcher(control, confinement, Records(records), partial, ours, spec["grace"])
+    return Launcher(control, confinement, Records(records), partial, (starter, sweeper), spec["grace"])
 
 
 def _start_sweeper(cgroups: cgroup.Cgroups, not_its: list[int]) -> socket.socket:

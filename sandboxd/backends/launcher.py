@@ -1,13 +1,15 @@
-"""The process that makes sandboxes: a small zygote that everything a sandbox runs is already loaded in.
+"""The process that has sandboxes made: knows each, says what it is made of, and tells daemons of its end.
 
-Three processes, each the next one's parent:
+Four processes, each the next one's parent:
 
     keeper     the user that started it: maps the users, waits for the launcher's end, removes what is left
-    launcher   root of its own user namespace only; answers the control socket, copies itself
+    launcher   root of its own user namespace only; answers the control socket
+    starter    a small program in C that copies itself: the launcher lists the steps, the copy takes them
     guest      one for each sandbox, PID 1 of its own pid namespace
 
 They outlive the daemon. When no daemon has been connected for the grace, the launcher ends every sandbox
-and itself. When the launcher dies, the kernel kills the guests, and the keeper removes their remains.
+and itself. When the launcher or the starter dies, the kernel kills the guests, and the keeper removes their
+remains.
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
     {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "pids", "images"}
@@ -30,18 +32,16 @@ import os
 import signal
 import socket
 
-from sandboxd.backends import syscalls as sys
 from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
 from sandboxd.backends.copies import Copies
 from sandboxd.backends.records import Records
 from sandboxd.backends.rootfs import BRANCH_PREFIX
+from sandboxd.backends.starter import Starter
 from sandboxd.backends.sweeper import remove_tree
 from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
 
 VERSION = 3
 CONTROL_SOCKET = "launcher.sock"
-GUEST_SOCKET = "guest.sock"
-GUEST_BACKLOG = 512
 LINES_BYTES = 64 << 10
 
 TYPE_CHECKING = False
@@ -138,14 +138,14 @@ class Daemon:
 
 
 class Sandbox:
-    """One sandbox as the launcher knows it: its pid while it lives, its image, and who waits for its end."""
+    """One sandbox as the launcher knows it: its pid once it has one, its image, and who waits for its end."""
 
     __slots__ = ("dead", "image", "pid", "waiting")
 
-    def __init__(self, pid: int, image: str, *, dead: bool = False) -> None:
-        self.pid = pid
-        self.image = image
-        self.dead = dead
+    def __init__(self) -> None:
+        self.pid = 0
+        self.image = ""
+        self.dead = False
         self.waiting: list[Reply] = []
 
 
@@ -158,9 +158,11 @@ class Launcher:
         confinement: Confinement,
         records: Records,
         copies: int,
-        sweeper: socket.socket,
+        helpers: tuple[socket.socket, socket.socket],
         grace: float,
     ) -> None:
+        """`copies` is a descriptor, see `Copies`; `helpers` are the starter's socket and the sweeper's."""
+        starter, sweeper = helpers
         self.loop = Loop()
         self._control = control
         self._confinement = confinement
@@ -174,7 +176,9 @@ class Launcher:
         self._names: dict[int, str] = {}
         self._closing: list[Reply] | None = None
         self._alone: Timer | None = None
-        self._lifeline, self._alive = os.pipe2(os.O_CLOEXEC)
+        self._starter = Starter(self.loop, starter, self._on_ended, self._on_starter_gone)
+        for number, steps in confinement.blocks().items():
+            self._starter.define(number, steps)
         self._watch()
 
     def _watch(self) -> None:
@@ -251,29 +255,32 @@ class Launcher:
         if name in self._sandboxes or self._closing is not None:
             reply({"error": "the name is taken" if name in self._sandboxes else "the launcher is closing"})
             return
-        order = Order(message)
-        image = ""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Known from now on, so that a destroy takes away what is made, even if that fails half-way.
+        sandbox = self._sandboxes[name] = Sandbox()
         try:
-            os.mkdir(name, 0o711)
             if message["image"]:
                 self._records.hold(message["image"])
-                image = message["image"]
-            listener.bind(f"{name}/{GUEST_SOCKET}")
-            listener.listen(GUEST_BACKLOG)
-            pid = sys.fork_into(sys.CLONE_NEWPID)
-            if pid == 0:
-                self._confinement.become_guest(order, listener, self._lifeline)
+                sandbox.image = message["image"]
+            steps = self._confinement.become(Order(message))
+            self._starter.start(
+                self._confinement.prepare(name),
+                steps,
+                lambda pid, failed: self._started(name, pid, failed, reply),
+            )
         except OSError as error:
-            # Known all the same, so that a destroy takes away what was made before it failed.
-            self._sandboxes[name] = Sandbox(0, image, dead=True)
+            sandbox.dead = True
             reply({"error": f"{error.strerror}: {error.filename}" if error.filename else error.strerror})
-            return
-        finally:
-            listener.close()
-        self._sandboxes[name] = Sandbox(pid, image)
-        self._names[pid] = name
-        reply({})
+
+    def _started(self, name: str, pid: int, failed: str, reply: Reply) -> None:
+        sandbox = self._sandboxes[name]
+        if failed:
+            sandbox.dead = True
+        else:
+            sandbox.pid = pid
+            self._names[pid] = name
+        reply({"error": failed} if failed else {})
+        if sandbox.waiting:  # since before it began
+            self._end(name, sandbox)
 
     def _destroy(self, name: str, reply: Reply) -> None:
         sandbox = self._sandboxes.get(name)
@@ -281,12 +288,14 @@ class Launcher:
             reply({})
             return
         sandbox.waiting.append(reply)
-        if len(sandbox.waiting) > 1:
-            return
+        if len(sandbox.waiting) == 1:
+            self._end(name, sandbox)
+
+    def _end(self, name: str, sandbox: Sandbox) -> None:
         if sandbox.dead:
             self._sweep(name)
-        else:
-            os.kill(sandbox.pid, signal.SIGKILL)
+        elif sandbox.pid:
+            self._starter.kill(sandbox.pid)
 
     def _while_it_lives(self, message: dict[str, Any], reply: Reply) -> Reply:
         """Of a sandbox that ended meanwhile a copy may lack what was swept by then."""
@@ -320,17 +329,17 @@ class Launcher:
         self.loop.stop()
 
     def _on_signal(self, _mask: int) -> None:
+        """Of its own children only those that copy or help end here."""
         os.read(self._woken, 4096)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            name = self._names.pop(pid, None)
-            if name is not None:
-                self._died(name, _cause(name, status))
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+
+    def _on_ended(self, pid: int, status: int) -> None:
+        name = self._names.pop(pid)
+        self._died(name, _cause(name, status))
 
     def _died(self, name: str, why: str) -> None:
         sandbox = self._sandboxes[name]
@@ -360,6 +369,10 @@ class Launcher:
         for reply in waiting:
             reply({"error": error} if error else {})
         self._end_if_empty()
+
+    def _on_starter_gone(self) -> None:
+        """Its guests have ended with it: all of them are lost, and the keeper cleans up."""
+        raise OSError("the starter died")
 
     def _on_sweeper_gone(self) -> None:
         """Without it nothing can be removed: the keeper does it for all when this process ends."""

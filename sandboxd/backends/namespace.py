@@ -370,6 +370,7 @@ class NamespaceBackend:
             "cgroup_root": str(options.cgroup_root),
             "read_only_paths": [str(path) for path in options.read_only_paths],
             "images": images,
+            "guest": str(bare.PACKAGE / "native" / "sandboxd-guest"),
             "uid_base": options.uid_base,
             "grace": options.grace_seconds,
         }

@@ -15,6 +15,12 @@ import os
 import stat
 
 from sandboxd.backends import syscalls as sys
+from sandboxd.backends.starter import PROGRAM
+from sandboxd.backends.steps import HERE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandboxd.backends.steps import Step
 
 SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Copied from the host where they are there and everybody may read them.
@@ -77,20 +83,27 @@ DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
 }
 BRANCH_PREFIX = "branch."
+# The blocks of steps: the host's system, and the end of every root.
+BINDS, ROOT = 0, 1
 # One page holds them all.
 MOUNT_OPTIONS_BYTES = 4096
 # Covered by an empty file or directory; /proc is read-only besides.
 MASKED = ("kcore", "keys", "kmsg", "sysrq-trigger", "timer_list", "acpi", "scsi", "bus", "irq", "fs")
 SAFE = sys.MS_NOSUID | sys.MS_NODEV
+DEVPTS = sys.MS_NOSUID | sys.MS_NOEXEC
 READ_ONLY = sys.MOUNT_ATTR_RDONLY | sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV
 
 
 class Base:
     """The launcher's tree; `enter` makes it the root of the calling process."""
 
-    def __init__(self, state: str, read_only_paths: list[str], owner: int, layers: int = -1) -> None:
-        """`owner` is the sandboxes' user as the launcher sees it; `layers` a descriptor of the images'."""
+    def __init__(
+        self, state: str, read_only_paths: list[str], owner: int, program: int, layers: int = -1
+    ) -> None:
+        """`owner` is the sandboxes' user as the launcher sees it; `program` and `layers` are descriptors of
+        the guest's program and of the images' directory, which `enter` closes."""
         self._owner = owner
+        self._program = program
         self._layers = layers
         self._state = state
         self._base = os.path.join(state, "base")
@@ -104,6 +117,7 @@ class Base:
         sys.mount("tmpfs", self._base, "tmpfs", SAFE, "mode=755")
         for name in ("skel", "bare", "l", "ro", "dev", "proc", "state", "m", "empty", "old"):
             os.mkdir(os.path.join(self._base, name), 0o755)
+        self._copy_program()
         self._fill_skeleton()
         self._fill_bare()
         self._bind_system()
@@ -126,6 +140,13 @@ class Base:
         self.masked = [
             (f"/m/proc/{name}", _cover(f"/proc/{name}")) for name in MASKED if _there(f"/proc/{name}")
         ]
+
+    def _copy_program(self) -> None:
+        """A copy, which the sandboxes' user may read and run wherever the original lies."""
+        path = self._base + PROGRAM
+        with open(self._program, "rb") as source:  # closes the descriptor, too
+            _write(path, source.read())
+        os.chmod(path, 0o555)  # noqa: S103  # whom it runs as is another user of the launcher's namespace
 
     def _skeleton(self, path: str) -> str:
         return os.path.join(self._base, "skel", path.lstrip("/"))
@@ -182,63 +203,61 @@ class Base:
             "", devices, flags=sys.MS_REMOUNT | sys.MS_BIND | sys.MS_RDONLY | sys.MS_NOSUID | sys.MS_NOEXEC
         )
 
-    def assemble(
+    def steps(
         self, sandbox_id: str, cwd: str, limits: dict[str, float], lower: list[str], *, host_system: bool
-    ) -> None:
-        """Makes the sandbox's root and moves the calling process into it.
+    ) -> list[Step]:
+        """What makes the sandbox's root and moves the process into it.
 
         `lower` are the directories below its writable layer, the highest first. Needs a copy of the
-        launcher's mount namespace and new pid, network and ipc namespaces.
+        launcher's mount namespace and new pid, network and ipc namespaces. Raises OSError.
         """
         home = f"/state/sandboxes/{sandbox_id}"
         disk = limits.get("disk_bytes")
+        steps: list[Step] = []
         if disk is not None:
             # Bounded by a file system of its own, in memory; the overlay then covers it.
             home = "/m"
-            sys.mount("tmpfs", home, "tmpfs", SAFE, f"mode=755,size={int(disk)}")
+            steps.append(("mount", "tmpfs", home, "tmpfs", SAFE, f"mode=755,size={int(disk)}"))
         layers = ":".join([*lower, "/skel"] if host_system else ["/bare", *lower])
         options = f"lowerdir={layers},upperdir={home}/upper,workdir={home}/work,userxattr,volatile"
         if len(options) >= MOUNT_OPTIONS_BYTES:
             raise OSError(errno.E2BIG, f"{len(lower)} layers are more than one mount takes")
-        os.mkdir(f"{home}/upper", 0o755)
-        os.mkdir(f"{home}/work", 0o755)
-        sys.mount("overlay", "/m", "overlay", SAFE, options)
-        sys.mount("/dev", "/m/dev", flags=sys.MS_MOVE)
         # Memory, too, and counted as such: half of the limit, or filling it would get processes killed.
         size = int(limits.get("memory_bytes", 2 << 30)) // 2
         size = size if disk is None else min(size, int(disk))
-        sys.mount("tmpfs", "/m/tmp", "tmpfs", SAFE, f"mode=1777,size={size}")
-        sys.mount("tmpfs", "/m/dev/shm", "tmpfs", SAFE | sys.MS_NOEXEC, f"mode=1777,size={size}")
-        sys.mount(
-            "devpts", "/m/dev/pts", "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, "newinstance,ptmxmode=0666"
-        )
-        # After /tmp, below which one of them may lie.
-        for source, target in self.binds if host_system else ():
-            os.makedirs(target, exist_ok=True)
-            sys.mount(source, target, flags=sys.MS_BIND | sys.MS_REC)
-        self._mount_proc()
-        os.chdir("/m")
-        sys.pivot_root(".", ".")
-        sys.unmount(".")
-        os.chdir("/")
-        # Only now, and with every link in it read as text: what an image or a sandbox left there may be one,
-        # and those in /proc lead to this process's own descriptors.
-        self._make_workspace(os.path.realpath(cwd), as_found=host_system)
+        return [
+            *steps,
+            ("mkdir", HERE, f"{home}/upper", 0o755),
+            ("mkdir", HERE, f"{home}/work", 0o755),
+            ("mount", "overlay", "/m", "overlay", SAFE, options),
+            ("mount", "/dev", "/m/dev", "", sys.MS_MOVE, ""),
+            ("mount", "tmpfs", "/m/tmp", "tmpfs", SAFE, f"mode=1777,size={size}"),
+            ("mount", "tmpfs", "/m/dev/shm", "tmpfs", SAFE | sys.MS_NOEXEC, f"mode=1777,size={size}"),
+            ("mount", "devpts", "/m/dev/pts", "devpts", DEVPTS, "newinstance,ptmxmode=0666"),
+            # After /tmp, below which one of the host's directories may lie.
+            *([("block", BINDS)] if host_system else []),
+            ("block", ROOT),
+            # Only now, and with every link in it read as text: what an image or a sandbox left there may be
+            # one, and those in /proc lead to this process's own descriptors.
+            ("workspace", "/workspace", self._owner, host_system),
+            ("workspace", cwd, self._owner, host_system),
+        ]
 
-    def _mount_proc(self) -> None:
-        flags = SAFE | sys.MS_NOEXEC | sys.MS_RDONLY
-        sys.mount("proc", "/m/proc", "proc", flags)
-        for target, cover in self.masked:
-            sys.mount(cover, target, flags=sys.MS_BIND)
-
-    def _make_workspace(self, path: str, *, as_found: bool) -> None:
-        """Makes what is missing. What an image has is given to the sandbox's user, to be written to."""
-        for directory in {os.path.realpath("/workspace"), path}:
-            if not os.path.isdir(directory):
-                os.makedirs(directory, 0o755)
-            elif as_found or directory == "/":
-                continue
-            os.chown(directory, self._owner, self._owner)
+    def blocks(self) -> dict[int, list[Step]]:
+        """The steps that are the same for all sandboxes, as `steps` names them."""
+        binds: list[Step] = []
+        for source, target in self.binds:
+            binds.append(("makedirs", target))
+            binds.append(("mount", source, target, "", sys.MS_BIND | sys.MS_REC, ""))
+        root: list[Step] = [
+            ("mount", "proc", "/m/proc", "proc", SAFE | sys.MS_NOEXEC | sys.MS_RDONLY, ""),
+            *(("mount", cover, target, "", sys.MS_BIND, "") for target, cover in self.masked),
+            ("chdir", "/m"),
+            ("pivot_root", ".", "."),
+            ("umount", "."),
+            ("chdir", "/"),
+        ]
+        return {BINDS: binds, ROOT: root}
 
 
 def _there(path: str) -> bool:

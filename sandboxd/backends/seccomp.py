@@ -11,9 +11,9 @@ set; and changes of RLIMIT_RTTIME, which marks the processes of a command (see `
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import resource
+import struct
 
 from sandboxd.backends.syscalls import (
     CLONE_NEWCGROUP,
@@ -107,21 +107,6 @@ NR, ARCH, ARGUMENTS = 0, 4, 16
 Instruction = tuple[int, int, int, int]
 
 
-class _Instruction(ctypes.Structure):
-    _fields_ = (
-        ("code", ctypes.c_uint16),
-        ("jt", ctypes.c_uint8),
-        ("jf", ctypes.c_uint8),
-        ("k", ctypes.c_uint32),
-    )
-
-
-class Program(ctypes.Structure):
-    """A `sock_fprog`; keeps its instructions alive."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Instruction)))
-
-
 def _low(argument: int) -> int:
     return ARGUMENTS + 8 * argument
 
@@ -196,8 +181,6 @@ def instructions(machine: str) -> list[Instruction]:
     return [*code, (RETURN, 0, 0, ALLOW)]
 
 
-def program(machine: str) -> Program:
-    """The filter as the kernel takes it; build it once and hand it to each sandbox."""
-    code = instructions(machine)
-    array = (_Instruction * len(code))(*(_Instruction(*line) for line in code))
-    return Program(len(code), array)
+def program(machine: str) -> bytes:
+    """The filter as the kernel takes it: an array of `sock_filter`."""
+    return b"".join(struct.pack("=HBBI", *line) for line in instructions(machine))

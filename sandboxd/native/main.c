@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
     if (strcmp(part, "container") == 0 && argc == 4)
         return container_main(argv[2], argv[3]);
     if (strcmp(part, "starter") == 0)
-        return starter_main(argc - 1, argv + 1);
+        return starter_main(argc, argv);
     fputs(USAGE, stderr);
     return 2;
 }

@@ -1,10 +1,260 @@
-/* The starter is not written yet. */
+/* A small child of the launcher that takes its orders and starts the sandboxes: a copy of this process costs next
+ * to nothing, and carries nothing.
+ *
+ * The control socket keeps messages apart; numbers are of this machine's order.
+ *     b NUMBER(1) STEPS                    a block that later steps name
+ *     s SIZE(4) STEPS STEPS                start: SIZE bytes are for this process, the rest for the sandbox's first
+ *                                          → s PID(4), or f and what failed
+ *     k PID(4)                             kill
+ *                                          → e PID(4) STATUS(4) once a sandbox's first process has ended
+ * Starts are answered in order. Nothing is read, and no child reaped, while an answer waits to be taken. */
+#define _GNU_SOURCE
 #include "starter.h"
 
+#include "guest.h"
+#include "ops.h"
+#include "steps.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { ORDER_BYTES = 1 << 16, ARENA_BYTES = 1 << 18, ANSWER_BYTES = WHAT + 128 };
+
+struct starter {
+    int control, children, lifeline;
+    int inherited[SLOTS];
+    struct block blocks[BLOCKS];
+    unsigned char *order, *arena; /* the message in hand; the blocks */
+    size_t arena_used;
+    char answer[ANSWER_BYTES];
+    size_t answer_size;
+    int reaping; /* children may have ended that were not waited for yet */
+};
+
+static void flush(struct starter *starter) {
+    if (starter->answer_size == 0)
+        return;
+    if (send(starter->control, starter->answer, starter->answer_size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+        if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS)
+            return;
+        _exit(0); /* The launcher is gone, and its sandboxes go with this process. */
+    }
+    starter->answer_size = 0;
+}
+
+static void answer(struct starter *starter, char kind, const void *body, size_t size) {
+    starter->answer[0] = kind;
+    memcpy(starter->answer + 1, body, size);
+    starter->answer_size = size + 1;
+    flush(starter);
+}
+
+static void answer_failed(struct starter *starter, int number, const char *what) {
+    char text[ANSWER_BYTES - 1];
+    int size = snprintf(text, sizeof text, "%s: %s", strerror(number), what);
+    answer(starter, 'f', text, size < (int)sizeof text ? (size_t)size : sizeof text - 1);
+}
+
+/* Leaves the reason in the sandbox's directory, where the launcher looks for it. */
+static void leave_error(const struct start *start, int number) {
+    char text[ANSWER_BYTES];
+    int size = snprintf(text, sizeof text, "%s (%s)", strerror(number), start->what);
+    int fd = openat(start->slots[SLOT_HOME], "error", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, text, size < (int)sizeof text ? (size_t)size : sizeof text - 1) < 0)
+        fprintf(stderr, "sandboxd-starter: %s\n", text);
+}
+
+/* The first process of a sandbox, from its first moment on. */
+static _Noreturn void become_guest(const struct starter *starter, struct start *start, const unsigned char *steps,
+                                   size_t size) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    int failed = steps_run(start, steps, size);
+    if (failed) {
+        leave_error(start, failed);
+        _exit(1);
+    }
+    /* Orders speak of the host. */
+    munmap(starter->order, ORDER_BYTES);
+    munmap(starter->arena, ARENA_BYTES);
+    const int *slots = start->slots;
+    struct memory_files memory = {slots[SLOT_KILLS], slots[SLOT_PEAK], slots[SLOT_LIMIT]};
+    _exit(guest_serve(slots[SLOT_LISTENER], memory, slots[SLOT_LIFELINE], slots[SLOT_OOM_SCORE]));
+}
+
+static void close_own(const struct start *start) {
+    for (int slot = SLOT_LISTENER; slot < SLOT_INHERITED; slot++)
+        if (start->slots[slot] >= 0)
+            close(start->slots[slot]);
+}
+
+static void start_one(struct starter *starter, const unsigned char *body, size_t size) {
+    struct start start = {.blocks = starter->blocks, .what = "order"};
+    uint32_t ours;
+    memcpy(start.slots, starter->inherited, sizeof start.slots);
+    if (size < sizeof ours || (memcpy(&ours, body, sizeof ours), ours > size - sizeof ours)) {
+        answer_failed(starter, EBADMSG, start.what);
+        return;
+    }
+    const unsigned char *steps = body + sizeof ours, *theirs = steps + ours;
+    int failed = steps_run(&start, steps, ours);
+    if (failed) {
+        answer_failed(starter, failed, start.what);
+    } else {
+        long pid = syscall(SYS_clone, (unsigned long)(CLONE_NEWPID | SIGCHLD), 0UL, 0UL, 0UL, 0UL);
+        if (pid == 0)
+            become_guest(starter, &start, theirs, (size_t)(body + size - theirs));
+        if (pid < 0) {
+            answer_failed(starter, errno, "clone");
+        } else {
+            int32_t number = (int32_t)pid;
+            answer(starter, 's', &number, sizeof number);
+        }
+    }
+    close_own(&start);
+}
+
+static void define(struct starter *starter, const unsigned char *body, size_t size) {
+    if (size == 0 || body[0] >= BLOCKS || size - 1 > ARENA_BYTES - starter->arena_used) {
+        fprintf(stderr, "sandboxd-starter: a block of %zu bytes has no room\n", size);
+        _exit(2);
+    }
+    unsigned char *place = starter->arena + starter->arena_used;
+    memcpy(place, body + 1, size - 1);
+    starter->arena_used += size - 1;
+    starter->blocks[body[0]] = (struct block){place, size - 1};
+}
+
+/* Of a child that was not waited for the number cannot be somebody else's. */
+static void kill_child(const unsigned char *body, size_t size) {
+    int32_t pid;
+    siginfo_t found;
+    if (size != sizeof pid)
+        return;
+    memcpy(&pid, body, sizeof pid);
+    if (pid > 0 && waitid(P_PID, (id_t)pid, &found, WEXITED | WNOHANG | WNOWAIT) == 0)
+        kill(pid, SIGKILL);
+}
+
+static void receive(struct starter *starter) {
+    ssize_t size = recv(starter->control, starter->order, ORDER_BYTES, MSG_DONTWAIT | MSG_TRUNC);
+    if (size < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (size <= 0)
+        _exit(0);
+    if (size > ORDER_BYTES) {
+        fprintf(stderr, "sandboxd-starter: an order of %zd bytes is too long\n", size);
+        _exit(2);
+    }
+    const unsigned char *body = starter->order + 1;
+    if (starter->order[0] == 's')
+        start_one(starter, body, (size_t)size - 1);
+    else if (starter->order[0] == 'b')
+        define(starter, body, (size_t)size - 1);
+    else if (starter->order[0] == 'k')
+        kill_child(body, (size_t)size - 1);
+    /* The next child must not find what this one was made of. */
+    memset(starter->order, 0, (size_t)size);
+}
+
+static void reap(struct starter *starter) {
+    while (starter->reaping && starter->answer_size == 0) {
+        int status;
+        pid_t pid = waitpid(-1, &status, WNOHANG);
+        if (pid <= 0) {
+            starter->reaping = 0;
+            return;
+        }
+        int32_t ended[2] = {pid, status};
+        answer(starter, 'e', ended, sizeof ended);
+    }
+}
+
+static _Noreturn void serve(struct starter *starter) {
+    for (;;) {
+        int waits = starter->answer_size != 0;
+        struct pollfd polled[] = {
+            {.fd = starter->control, .events = waits ? POLLOUT : POLLIN},
+            {.fd = waits ? -1 : starter->children, .events = POLLIN},
+        };
+        if (poll(polled, 2, -1) < 0 && errno != EINTR)
+            _exit(2);
+        flush(starter);
+        if (polled[1].revents) {
+            struct signalfd_siginfo ignored;
+            if (read(starter->children, &ignored, sizeof ignored) > 0)
+                starter->reaping = 1;
+        }
+        reap(starter);
+        if (starter->answer_size == 0 && !waits && polled[0].revents)
+            receive(starter);
+    }
+}
+
+static unsigned char *map(size_t size) {
+    void *place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return place == MAP_FAILED ? NULL : place;
+}
+
+/* Its guests hold the other end, and end when this process has. */
+static int make_lifeline(struct starter *starter) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return -1;
+    starter->inherited[SLOT_LIFELINE] = ends[0];
+    starter->lifeline = ends[1];
+    return 0;
+}
+
+static int prepare(struct starter *starter, int argc, char **argv) {
+    for (int slot = 0; slot < SLOTS; slot++)
+        starter->inherited[slot] = -1;
+    starter->inherited[SLOT_HERE] = AT_FDCWD;
+    for (int slot = SLOT_INHERITED; slot < SLOT_INHERITED + argc; slot++)
+        starter->inherited[slot] = atoi(argv[slot - SLOT_INHERITED]);
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_SETMASK, &child, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    umask(022);
+    starter->children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    starter->order = map(ORDER_BYTES);
+    starter->arena = map(ARENA_BYTES);
+    return starter->children < 0 || !starter->order || !starter->arena ? -1 : make_lifeline(starter);
+}
 
 int starter_main(int argc, char **argv) {
-    (void)argc;
-    fprintf(stderr, "%s: this build has no starter\n", argv[0]);
-    return 2;
+    static struct starter starter;
+    if (argc < 4 || argc - 4 > SLOTS - SLOT_INHERITED) {
+        fputs("usage: sandboxd-guest starter LAUNCHER_PID CONTROL_FD FD...\n", stderr);
+        return 2;
+    }
+    prctl(PR_SET_PDEATHSIG, (unsigned long)SIGKILL, 0UL, 0UL, 0UL);
+    /* It may have ended before that. */
+    if (getppid() != atoi(argv[2]))
+        return 1;
+    starter.control = atoi(argv[3]);
+    if (prepare(&starter, argc - 4, argv + 4) != 0) {
+        perror("sandboxd-starter");
+        return 2;
+    }
+    title_find(argc, argv);
+    title_set("sandboxd-starter");
+    serve(&starter);
 }
