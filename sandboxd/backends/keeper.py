@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys as python
 
 from sandboxd.backends import cgroup, seccomp, users
@@ -26,6 +27,8 @@ LOCK_FILE = "launcher.lock"
 LOCK_SECONDS = 10
 LOG_FILE = "launcher.log"
 CONTROL_BACKLOG = 16
+# Of ioctl(2), and the flag that chattr(1) calls T.
+GET_FLAGS, SET_FLAGS, TOP_OF_HIERARCHY = 0x80086601, 0x40086602, 0x00020000
 
 
 # Each launcher is a process of its own that holds what is loaded here: no typing, no dataclasses.
@@ -156,11 +159,26 @@ def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
     for name in ("sandboxes", "base"):
         path = os.path.join(spec["state"], name)
         os.mkdir(path, 0o711)
+        _spread(path)
         if users.has_range(spec["uid_base"]):
             os.chown(path, spec["uid_base"], spec["uid_base"])
     if users.has_range(spec["uid_base"]):
         cgroup.give(hierarchies, spec["uid_base"])
     return hierarchies
+
+
+def _spread(path: str) -> None:
+    """Has ext4 put the directories in this one into many groups of its inodes. It gives none out again that
+    was freed in the last minutes while its group has another, and looks at each: one group, used by turns,
+    made a start cost twice as much. Other file systems have no such mark."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        (flags,) = struct.unpack("i", fcntl.ioctl(fd, GET_FLAGS, bytes(4)))
+        fcntl.ioctl(fd, SET_FLAGS, struct.pack("i", flags | TOP_OF_HIERARCHY))
+    except OSError:
+        return
+    finally:
+        os.close(fd)
 
 
 def _wait_for_all() -> None:

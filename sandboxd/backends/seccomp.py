@@ -115,31 +115,25 @@ def _refuse(number: int) -> Instruction:
     return (RETURN, 0, 0, ERRNO | number)
 
 
-def _for_call(number: int, body: list[Instruction]) -> list[Instruction]:
-    """`body` for this call; it ends by itself, and other calls jump over it."""
-    return [(JUMP_EQ, 0, len(body), number), *body]
+def _clone() -> list[Instruction]:
+    return [(LOAD, 0, 0, _low(0)), (JUMP_BITS, 0, 1, NAMESPACES), _refuse(errno.EPERM), (RETURN, 0, 0, ALLOW)]
 
 
-def _clone(number: int) -> list[Instruction]:
-    body = [(LOAD, 0, 0, _low(0)), (JUMP_BITS, 0, 1, NAMESPACES), _refuse(errno.EPERM)]
-    return _for_call(number, [*body, (RETURN, 0, 0, ALLOW)])
-
-
-def _socket(number: int) -> list[Instruction]:
+def _socket() -> list[Instruction]:
     body: list[Instruction] = [(LOAD, 0, 0, _low(0))]
     for left, family in zip(range(len(FAMILIES), 0, -1), FAMILIES, strict=True):
         body.append((JUMP_EQ, left, 0, family))
-    return _for_call(number, [*body, _refuse(errno.EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)])
+    return [*body, _refuse(errno.EAFNOSUPPORT), (RETURN, 0, 0, ALLOW)]
 
 
-def _ioctl(number: int) -> list[Instruction]:
-    body = [(LOAD, 0, 0, _low(1)), (JUMP_EQ, 1, 0, TIOCSTI), (JUMP_EQ, 0, 1, TIOCLINUX), _refuse(errno.EPERM)]
-    return _for_call(number, [*body, (RETURN, 0, 0, ALLOW)])
+def _ioctl() -> list[Instruction]:
+    typed = [(JUMP_EQ, 1, 0, TIOCSTI), (JUMP_EQ, 0, 1, TIOCLINUX)]
+    return [(LOAD, 0, 0, _low(1)), *typed, _refuse(errno.EPERM), (RETURN, 0, 0, ALLOW)]
 
 
-def _prlimit(number: int) -> list[Instruction]:
+def _prlimit() -> list[Instruction]:
     """Refuses a new RLIMIT_RTTIME (a pointer that is not null) for any process but PID 1."""
-    body = [
+    return [
         (LOAD, 0, 0, _low(1)),
         (JUMP_EQ, 0, 7, resource.RLIMIT_RTTIME),
         (LOAD, 0, 0, _low(0)),
@@ -151,34 +145,83 @@ def _prlimit(number: int) -> list[Instruction]:
         _refuse(errno.EPERM),
         (RETURN, 0, 0, ALLOW),
     ]
-    return _for_call(number, body)
 
 
-def _setrlimit(number: int) -> list[Instruction]:
-    body = [(LOAD, 0, 0, _low(0)), (JUMP_EQ, 0, 1, resource.RLIMIT_RTTIME), _refuse(errno.EPERM)]
-    return _for_call(number, [*body, (RETURN, 0, 0, ALLOW)])
+def _setrlimit() -> list[Instruction]:
+    marked = (JUMP_EQ, 0, 1, resource.RLIMIT_RTTIME)
+    return [(LOAD, 0, 0, _low(0)), marked, _refuse(errno.EPERM), (RETURN, 0, 0, ALLOW)]
+
+
+# What becomes of a call; each ends by itself.
+VERDICTS: dict[str, list[Instruction]] = {
+    "allow": [(RETURN, 0, 0, ALLOW)],
+    "refuse": [_refuse(errno.EPERM)],
+    "unknown": [_refuse(errno.ENOSYS)],
+    "clone": _clone(),
+    "socket": _socket(),
+    "ioctl": _ioctl(),
+    "prlimit": _prlimit(),
+    "setrlimit": _setrlimit(),
+}
+
+
+def _ranges(column: int) -> list[tuple[int, str]]:
+    """The numbers of calls from which on another verdict holds, in order."""
+    verdicts = {numbers[column]: "refuse" for numbers in DENIED.values()}
+    verdicts[CLONE3[column]] = "unknown"
+    for name, call in (
+        ("clone", CLONE),
+        ("socket", SOCKET),
+        ("ioctl", IOCTL),
+        ("prlimit", PRLIMIT),
+        ("setrlimit", SETRLIMIT),
+    ):
+        verdicts[call[column]] = name
+    ranges = [(0, "allow")]
+    for number in sorted(number for number in verdicts if number is not None):
+        if ranges[-1][0] == number:
+            ranges.pop()
+        if not ranges or ranges[-1][1] != verdicts[number]:
+            ranges.append((number, verdicts[number]))
+        ranges.append((number + 1, "allow"))
+    return [*ranges, (X32, "unknown")]
+
+
+def _search(ranges: list[tuple[int, str]], tree: list[tuple[int, int | str, int | str]]) -> int | str:
+    """Adds what finds a number's range to `tree`: nodes of a number, where those from it on go, and where
+    those below it; a node by its index, a verdict by its name. Returns where the search begins."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    index = len(tree)
+    tree.append((0, 0, 0))
+    below = _search(ranges[:middle], tree)
+    tree[index] = (ranges[middle][0], _search(ranges[middle:], tree), below)
+    return index
 
 
 def instructions(machine: str) -> list[Instruction]:
-    """The filter for one kind of machine. Raises KeyError for others than x86_64 and aarch64."""
+    """The filter for one kind of machine. Raises KeyError for others than x86_64 and aarch64.
+
+    A search in ranges: the kernel runs it for every number there is whenever a sandbox puts it on.
+    """
     arch = AUDIT_ARCH[machine]
-    column = list(AUDIT_ARCH).index(machine)
+    tree: list[tuple[int, int | str, int | str]] = []
+    _search(_ranges(list(AUDIT_ARCH).index(machine)), tree)
     code: list[Instruction] = [
         (LOAD, 0, 0, ARCH),
         (JUMP_EQ, 1, 0, arch),
         _refuse(errno.ENOSYS),
         (LOAD, 0, 0, NR),
-        (JUMP_GE, 0, 1, X32),
-        _refuse(errno.ENOSYS),
     ]
-    for numbers in DENIED.values():
-        number = numbers[column]
-        if number is not None:
-            code += _for_call(number, [_refuse(errno.EPERM)])
-    code += _for_call(CLONE3[column], [_refuse(errno.ENOSYS)])
-    code += _clone(CLONE[column]) + _socket(SOCKET[column]) + _ioctl(IOCTL[column])
-    code += _prlimit(PRLIMIT[column]) + _setrlimit(SETRLIMIT[column])
-    return [*code, (RETURN, 0, 0, ALLOW)]
+    places: dict[int | str, int] = {index: index for index in range(len(tree))}
+    end = len(tree)
+    for name, body in VERDICTS.items():
+        places[name] = end
+        end += len(body)
+    for index, (number, above, below) in enumerate(tree):
+        code.append((JUMP_GE, places[above] - index - 1, places[below] - index - 1, number))
+    return [*code, *(line for body in VERDICTS.values() for line in body)]
 
 
 def program(machine: str) -> bytes:
