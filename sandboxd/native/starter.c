@@ -113,20 +113,21 @@ static void start_one(struct starter *starter, const unsigned char *body, size_t
     }
     const unsigned char *steps = body + sizeof ours, *theirs = steps + ours;
     int failed = steps_run(&start, steps, ours);
-    if (failed) {
-        answer_failed(starter, failed, start.what);
-    } else {
-        long pid = syscall(SYS_clone, (unsigned long)(CLONE_NEWPID | SIGCHLD), 0UL, 0UL, 0UL, 0UL);
+    int32_t pid = 0;
+    if (!failed) {
+        pid = (int32_t)syscall(SYS_clone, (unsigned long)(CLONE_NEWPID | SIGCHLD), 0UL, 0UL, 0UL, 0UL);
         if (pid == 0)
             become_guest(starter, &start, theirs, (size_t)(body + size - theirs));
         if (pid < 0) {
-            answer_failed(starter, errno, "clone");
-        } else {
-            int32_t number = (int32_t)pid;
-            answer(starter, 's', &number, sizeof number);
+            failed = errno;
+            snprintf(start.what, WHAT, "clone");
         }
     }
     close_own(&start);
+    if (failed)
+        answer_failed(starter, failed, start.what);
+    else
+        answer(starter, 's', &pid, sizeof pid);
 }
 
 static void define(struct starter *starter, const unsigned char *body, size_t size) {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-import pytest
-
 from sandboxd.backends import cgroup
+from sandboxd.backends.steps import GROUP, INHERITED, KILLS, LIMIT, PEAK
+
+from .starter_kit import Bench
 
 LIMITS = {"memory_bytes": float(64 << 20), "pids": 10.0, "cpu_count": 0.5}
 
@@ -100,13 +102,41 @@ def test_remains_of_a_dead_launcher_are_swept(tmp_path: Path) -> None:
     cgroup.sweep(found)
 
 
-def test_a_group_is_entered_and_left_behind(tmp_path: Path) -> None:
+def test_a_group_is_made_limited_and_entered(tmp_path: Path) -> None:
+    own = tree_v2(tmp_path, available="memory pids", enabled="memory pids")
+    group(own / "mine", "memory pids")
+    groups = cgroup.Cgroups(cgroup.find(str(tmp_path), "0::/service\n", "mine"))
+    steps = groups.steps("sandbox", LIMITS)
+    assert steps[:2] == [
+        ("mkdir", INHERITED, "sandbox", 0o755),
+        ("open", INHERITED, "sandbox", os.O_RDONLY | os.O_DIRECTORY, GROUP, False),
+    ]
+    assert steps[2:-5] == [
+        ("write", GROUP, "memory.max", "67108864", False),
+        ("write", GROUP, "memory.swap.max", "0", True),
+        ("write", GROUP, "memory.oom.group", "0", True),
+        ("write", GROUP, "pids.max", "11", False),
+    ]
+    assert steps[-5:] == [
+        ("write", GROUP, "cgroup.procs", "0", False),
+        ("open", GROUP, "memory.events", os.O_RDONLY, KILLS, True),
+        ("open", GROUP, "memory.peak", os.O_RDONLY, PEAK, True),
+        ("open", GROUP, "memory.max", os.O_RDONLY, LIMIT, True),
+        ("close", GROUP),
+    ]
+    groups.close()
+
+
+def test_a_group_is_made_in_each_hierarchy_and_left_behind(tmp_path: Path) -> None:
     """The files of a plain directory are missing: those that every kernel has are an error."""
     tree_v1(tmp_path)
     groups = cgroup.Cgroups(cgroup.find(str(tmp_path), OWN_V1, "mine"))
     assert groups.enforced == {"memory", "pids", "cpu"}
-    with pytest.raises(FileNotFoundError):
-        groups.enter("sandbox", LIMITS)
+    with Bench(inherited=groups.descriptors) as bench:
+        failed = bench.failure(groups.steps("sandbox", LIMITS))
+    assert failed == "No such file or directory: write memory.limit_in_bytes 67108864"
+    made = [directory.name for directory in tmp_path.glob("*/own/mine/sandbox")]
+    assert made == ["sandbox"]
     groups.remove("sandbox")
     assert not (tmp_path / "memory/own/mine/sandbox").exists()
     groups.close()
