@@ -1,5 +1,4 @@
 /* Steps that take a process out of its host: namespaces, mounts, users, rights, limits. */
-#define _GNU_SOURCE
 #include "ops.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Steps upon files and directories. */
-#define _GNU_SOURCE
 #include "ops.h"
 
 #include <errno.h>

@@ -8,7 +8,6 @@
  *     k PID(4)                             kill
  *                                          → e PID(4) STATUS(4) once a sandbox's first process has ended
  * Starts are answered in order. Nothing is read, and no child reaped, while an answer waits to be taken. */
-#define _GNU_SOURCE
 #include "starter.h"
 
 #include "guest.h"

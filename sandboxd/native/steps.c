@@ -1,5 +1,4 @@
 /* Reads lists of steps and carries them out. */
-#define _GNU_SOURCE
 #include "steps.h"
 
 #include "ops.h"
