@@ -175,16 +175,24 @@ class Cgroups:
         """Of the hierarchies, as the starter inherits them."""
         return [fd for _, fd, _ in self._open]
 
-    def steps(self, sandbox_id: str, limits: dict[str, float]) -> list[Step]:
-        """What makes the sandbox's groups, sets its limits, moves the process in, and opens the files that
-        tell of its memory."""
+    def prepare(self, sandbox_id: str, limits: dict[str, float]) -> list[Step]:
+        """What is done before there is a process: one can begin in a group of version 2, and of these there
+        is one at most."""
         steps: list[Step] = []
         for parent, (version, _, brings) in enumerate(self._open, INHERITED):
-            steps.append(("mkdir", parent, sandbox_id, 0o755))
-            steps.append(("open", parent, sandbox_id, os.O_RDONLY | os.O_DIRECTORY, GROUP, False))
-            for name, value, optional in settings(version, brings, limits):
-                steps.append(("write", GROUP, name, value, optional))
-            steps.append(("write", GROUP, "cgroup.procs", "0", False))
+            if version == 2:
+                steps += _make_group(parent, sandbox_id, settings(version, brings, limits))
+                steps.append(("into", GROUP))
+        return steps
+
+    def enter(self, sandbox_id: str, limits: dict[str, float]) -> list[Step]:
+        """What takes the new process into the sandbox's groups, limited as they are to be, and opens the
+        files that tell of its memory."""
+        steps: list[Step] = []
+        for parent, (version, _, brings) in enumerate(self._open, INHERITED):
+            if version == 1:
+                steps += _make_group(parent, sandbox_id, settings(version, brings, limits))
+            steps.append(("join", GROUP))
             if "memory" in brings:
                 for slot, name in zip((KILLS, PEAK, LIMIT), MEMORY_FILES[version], strict=True):
                     steps.append(("open", GROUP, name, os.O_RDONLY, slot, True))
@@ -200,6 +208,14 @@ class Cgroups:
         """Lets go of the directories; the groups stay."""
         for _, fd, _ in self._open:
             os.close(fd)
+
+
+def _make_group(parent: int, name: str, limits: list[tuple[str, str, bool]]) -> list[Step]:
+    return [
+        ("mkdir", parent, name, 0o755),
+        ("open", parent, name, os.O_RDONLY | os.O_DIRECTORY, GROUP, False),
+        *(("write", GROUP, file, value, optional) for file, value, optional in limits),
+    ]
 
 
 def settings(version: int, brings: tuple[str, ...], limits: dict[str, float]) -> list[tuple[str, str, bool]]:

@@ -77,12 +77,12 @@ class Confinement:
         """The steps that are the same for all sandboxes; the starter is to know them before others."""
         return {**self._base.blocks(), LOCK: self._lock()}
 
-    @staticmethod
-    def prepare(sandbox_id: str) -> list[Step]:
+    def prepare(self, order: Order) -> list[Step]:
         """What the starter itself does: once it is done the sandbox's socket takes connections."""
         return [
-            ("mkdir", HERE, sandbox_id, 0o711),
-            ("listen", f"{sandbox_id}/{GUEST_SOCKET}", GUEST_BACKLOG, LISTENER),
+            ("mkdir", HERE, order.sandbox_id, 0o711),
+            ("listen", f"{order.sandbox_id}/{GUEST_SOCKET}", GUEST_BACKLOG, LISTENER),
+            *self._cgroups.prepare(order.sandbox_id, order.limits),
         ]
 
     def become(self, order: Order) -> list[Step]:
@@ -95,7 +95,7 @@ class Confinement:
         return [
             # First: a failure is left in there as a line of text.
             ("open", HERE, f"/state/sandboxes/{order.sandbox_id}", os.O_PATH, HOME, False),
-            *self._cgroups.steps(order.sandbox_id, order.limits),
+            *self._cgroups.enter(order.sandbox_id, order.limits),
             ("open", HERE, "/proc/self", os.O_PATH, PROC, False),
             ("open", PROC, "oom_score_adj", os.O_WRONLY, OOM_SCORE, False),
             ("unshare", flags | network),

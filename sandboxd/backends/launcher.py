@@ -261,10 +261,10 @@ class Launcher:
             if message["image"]:
                 self._records.hold(message["image"])
                 sandbox.image = message["image"]
-            steps = self._confinement.become(Order(message))
+            order = Order(message)
             self._starter.start(
-                self._confinement.prepare(name),
-                steps,
+                self._confinement.prepare(order),
+                self._confinement.become(order),
                 lambda pid, failed: self._started(name, pid, failed, reply),
             )
         except OSError as error:

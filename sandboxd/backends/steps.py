@@ -45,6 +45,8 @@ OPS = (
     ("setsid", ""),
     ("alive", "d"),  # ends the start if that pipe has ended
     ("seccomp", "b"),  # instructions
+    ("into", "d"),  # a control group of version 2 that the new process begins in, if the kernel can
+    ("join", "d"),  # enters that group unless it began there
 )
 HERE, LIFELINE, LISTENER, HOME, OOM_SCORE, KILLS, PEAK, LIMIT, PROC, GROUP = range(10)
 # From here on: the descriptors that the starter was given.

@@ -189,6 +189,26 @@ int op_alive(struct start *start, const struct argument *a) {
     return ready == 0 ? 0 : -1;
 }
 
+/* slot: a control group of version 2 that the new process is to begin in. To move it there later would have the
+ * kernel hold up all forks and ends of processes on the machine until each processor has taken notice. */
+int op_into(struct start *start, const struct argument *a) {
+    start->group = start->slots[a[0].number];
+    return 0;
+}
+
+/* slot: moves this process into that group, unless it began there */
+int op_join(struct start *start, const struct argument *a) {
+    if (start->joined)
+        return 0;
+    int fd = openat(start->slots[a[0].number], "cgroup.procs", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    int failed = write(fd, "0", 1) == 1 ? 0 : -1, number = errno;
+    close(fd);
+    errno = number;
+    return failed;
+}
+
 /* instructions */
 int op_seccomp(struct start *start, const struct argument *a) {
     (void)start;

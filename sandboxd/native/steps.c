@@ -40,6 +40,8 @@ static const struct {
     {"setsid", "", op_setsid},
     {"alive", "d", op_alive},
     {"seccomp", "b", op_seccomp},
+    {"into", "d", op_into},
+    {"join", "d", op_join},
 };
 enum { OP_BLOCK, OP_COUNT = sizeof OPS / sizeof *OPS };
 

@@ -106,19 +106,17 @@ def test_a_group_is_made_limited_and_entered(tmp_path: Path) -> None:
     own = tree_v2(tmp_path, available="memory pids", enabled="memory pids")
     group(own / "mine", "memory pids")
     groups = cgroup.Cgroups(cgroup.find(str(tmp_path), "0::/service\n", "mine"))
-    steps = groups.steps("sandbox", LIMITS)
-    assert steps[:2] == [
+    assert groups.prepare("sandbox", LIMITS) == [
         ("mkdir", INHERITED, "sandbox", 0o755),
         ("open", INHERITED, "sandbox", os.O_RDONLY | os.O_DIRECTORY, GROUP, False),
-    ]
-    assert steps[2:-5] == [
         ("write", GROUP, "memory.max", "67108864", False),
         ("write", GROUP, "memory.swap.max", "0", True),
         ("write", GROUP, "memory.oom.group", "0", True),
         ("write", GROUP, "pids.max", "11", False),
+        ("into", GROUP),
     ]
-    assert steps[-5:] == [
-        ("write", GROUP, "cgroup.procs", "0", False),
+    assert groups.enter("sandbox", LIMITS) == [
+        ("join", GROUP),
         ("open", GROUP, "memory.events", os.O_RDONLY, KILLS, True),
         ("open", GROUP, "memory.peak", os.O_RDONLY, PEAK, True),
         ("open", GROUP, "memory.max", os.O_RDONLY, LIMIT, True),
@@ -133,7 +131,8 @@ def test_a_group_is_made_in_each_hierarchy_and_left_behind(tmp_path: Path) -> No
     groups = cgroup.Cgroups(cgroup.find(str(tmp_path), OWN_V1, "mine"))
     assert groups.enforced == {"memory", "pids", "cpu"}
     with Bench(inherited=groups.descriptors) as bench:
-        failed = bench.failure(groups.steps("sandbox", LIMITS))
+        assert groups.prepare("sandbox", LIMITS) == []
+        failed = bench.failure(groups.enter("sandbox", LIMITS))
     assert failed == "No such file or directory: write memory.limit_in_bytes 67108864"
     made = [directory.name for directory in tmp_path.glob("*/own/mine/sandbox")]
     assert made == ["sandbox"]

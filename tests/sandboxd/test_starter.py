@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 
 from sandboxd.backends import steps
 from sandboxd.backends.bare import PACKAGE
-from sandboxd.backends.steps import HERE, INHERITED, LISTENER, PROC, Step, encode
+from sandboxd.backends.steps import GROUP, HERE, INHERITED, LISTENER, PROC, Step, encode
+from sandboxd.guest import wire
 
 from .starter_kit import PROGRAM, Bench
 
@@ -190,6 +192,43 @@ def test_it_starts_for_its_parent_alone() -> None:
         ["sandboxd-guest", "starter", "1", "0"], executable=PROGRAM, stdin=subprocess.DEVNULL, timeout=20
     )
     assert done.returncode == 1
+
+
+UNIFIED = [
+    path
+    for path in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"))
+    if (path / "cgroup.controllers").exists()
+]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not UNIFIED, reason="needs root and control groups of version 2")
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_new_process_is_in_its_control_group(tmp_path: Path, *, at_once: bool) -> None:
+    parent = UNIFIED[0] / f"sandboxd-test-{os.getpid()}"
+    parent.mkdir()
+    descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    made: list[Step] = [
+        ("listen", "s", 1, LISTENER),
+        ("mkdir", INHERITED, "group", 0o755),
+        ("open", INHERITED, "group", os.O_RDONLY | os.O_DIRECTORY, GROUP, False),
+    ]
+    try:
+        with Bench(tmp_path, [descriptor]) as bench:
+            bench.start(encode([*made, ("into", GROUP)] if at_once else made), encode([("join", GROUP)]))
+            kind, body = bench.answer()
+            assert kind == "s"
+            (pid,) = struct.unpack("=i", body)
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(str(tmp_path / "s"))
+                sock.sendall(wire.frame(wire.PING))
+                assert sock.recv(64) == wire.frame(wire.PING)
+            assert (parent / "group/cgroup.procs").read_text() == f"{pid}\n"
+            bench.sock.send(b"k" + body)
+            assert bench.answer() == ("e", body + struct.pack("=i", signal.SIGKILL))
+    finally:
+        os.close(descriptor)
+        (parent / "group").rmdir()
+        parent.rmdir()
 
 
 def test_a_text_that_no_call_takes_is_refused_before_it_is_sent() -> None:
