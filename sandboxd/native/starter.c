@@ -83,6 +83,8 @@ static _Noreturn void become_guest(const struct starter *starter, struct start *
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+    /* For the time until the steps say so for good: a change of rights clears it. */
+    prctl(PR_SET_PDEATHSIG, (unsigned long)SIGKILL, 0UL, 0UL, 0UL);
     int failed = steps_run(start, steps, size);
     if (failed) {
         leave_error(start, failed);
