@@ -21,6 +21,7 @@ from sandboxd.backends.channel import dial
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.instance import instance
 from sandboxd.backends.link import Link
+from sandboxd.backends.native import guest_program
 from sandboxd.backends.snapshots import Snapshots
 from sandboxd.backends.users import UID_BASE
 from sandboxd.errors import BackendUnavailable, Phase, SandboxLost, StartFailed
@@ -370,7 +371,7 @@ class NamespaceBackend:
             "cgroup_root": str(options.cgroup_root),
             "read_only_paths": [str(path) for path in options.read_only_paths],
             "images": images,
-            "guest": str(bare.PACKAGE / "native" / "sandboxd-guest"),
+            "guest": str(guest_program()),
             "uid_base": options.uid_base,
             "grace": options.grace_seconds,
         }

@@ -9,10 +9,8 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sandboxd.backends.bare import PACKAGE
+from sandboxd.backends.native import guest_program
 from sandboxd.backends.steps import Step, encode
-
-PROGRAM = str(PACKAGE / "native" / "sandboxd-guest")
 
 
 class Bench:
@@ -25,7 +23,7 @@ class Bench:
             numbers = [str(number) for number in (os.getpid(), theirs.fileno(), *inherited)]
             self.process = subprocess.Popen(
                 ["sandboxd-guest", "starter", *numbers],
-                executable=PROGRAM,
+                executable=guest_program(),
                 pass_fds=[theirs.fileno(), *inherited],
                 cwd=directory,
                 env={},

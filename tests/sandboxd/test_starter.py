@@ -15,10 +15,11 @@ import pytest
 
 from sandboxd.backends import steps
 from sandboxd.backends.bare import PACKAGE
+from sandboxd.backends.native import guest_program
 from sandboxd.backends.steps import GROUP, HERE, INHERITED, LISTENER, PROC, Step, encode
 from sandboxd.guest import wire
 
-from .starter_kit import PROGRAM, Bench
+from .starter_kit import Bench
 
 END: Step = ("write", HERE, "no such file", "", False)
 ENDED = "No such file or directory: write no such file"
@@ -189,7 +190,10 @@ def test_only_its_own_children_are_killed(bench: Bench) -> None:
 
 def test_it_starts_for_its_parent_alone() -> None:
     done = subprocess.run(
-        ["sandboxd-guest", "starter", "1", "0"], executable=PROGRAM, stdin=subprocess.DEVNULL, timeout=20
+        ["sandboxd-guest", "starter", "1", "0"],
+        executable=guest_program(),
+        stdin=subprocess.DEVNULL,
+        timeout=20,
     )
     assert done.returncode == 1
 
