@@ -52,6 +52,7 @@ static void flush(struct starter *starter) {
             return;
         _exit(0); /* The launcher is gone, and its sandboxes go with this process. */
     }
+    memset(starter->answer, 0, starter->answer_size);
     starter->answer_size = 0;
 }
 
