@@ -189,8 +189,8 @@ int op_alive(struct start *start, const struct argument *a) {
     return ready == 0 ? 0 : -1;
 }
 
-/* slot: a control group of version 2 that the new process is to begin in. To move it there later would have the
- * kernel hold up all forks and ends of processes on the machine until each processor has taken notice. */
+/* slot: a control group of version 2 that the new process is to begin in. To move it there later would have
+ * the kernel hold up all forks and ends of processes on the machine until each processor has taken notice. */
 int op_into(struct start *start, const struct argument *a) {
     start->group = start->slots[a[0].number];
     return 0;

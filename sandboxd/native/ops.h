@@ -1,5 +1,5 @@
-/* The single steps. Each returns 0, or -1 with errno; its arguments are of the kinds that the table in steps.c
- * lists. */
+/* The single steps. Each returns 0, or -1 with errno; its arguments are of the kinds that the table in
+ * steps.c lists. */
 #ifndef SANDBOXD_OPS_H
 #define SANDBOXD_OPS_H
 

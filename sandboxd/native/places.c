@@ -137,8 +137,8 @@ static size_t next_name(char *rest, char name[PATH_MAX]) {
     return size;
 }
 
-/* Writes the place of `path` to `real`, of PATH_MAX bytes, with every link in it read as text; what is missing
- * counts as no link. The kernel's own way leads through links in /proc to where no text would. */
+/* Writes the place of `path` to `real`, of PATH_MAX bytes, with every link in it read as text; what is
+ * missing counts as no link. The kernel's own way leads through links in /proc to where no text would. */
 static int resolve(const char *path, char *real) {
     char rest[2 * PATH_MAX], name[PATH_MAX], target[PATH_MAX];
     int links = 0;

@@ -1,10 +1,10 @@
-/* A small child of the launcher that takes its orders and starts the sandboxes: a copy of this process costs next
- * to nothing, and carries nothing.
+/* A small child of the launcher that takes its orders and starts the sandboxes: a copy of this process costs
+ * next to nothing, and carries nothing.
  *
  * The control socket keeps messages apart; numbers are of this machine's order.
  *     b NUMBER(1) STEPS                    a block that later steps name
- *     s SIZE(4) STEPS STEPS                start: SIZE bytes are for this process, the rest for the sandbox's first
- *                                          → s PID(4), or f and what failed
+ *     s SIZE(4) STEPS STEPS                start: SIZE bytes are for this process, the others for the
+ *                                          sandbox's first → s PID(4), or f and what failed
  *     k PID(4)                             kill
  *                                          → e PID(4) STATUS(4) once a sandbox's first process has ended
  * Starts are answered in order. Nothing is read, and no child reaped, while an answer waits to be taken. */
@@ -79,8 +79,8 @@ static void leave_error(const struct start *start, int number) {
 }
 
 /* The first process of a sandbox, from its first moment on. */
-static _Noreturn void become_guest(const struct starter *starter, struct start *start, const unsigned char *steps,
-                                   size_t size) {
+static _Noreturn void become_guest(const struct starter *starter, struct start *start,
+                                   const unsigned char *steps, size_t size) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -105,8 +105,8 @@ static void close_own(const struct start *start) {
             close(start->slots[slot]);
 }
 
-/* Copies this process: the copy is the first of a pid namespace, and where the kernel can do it at once (5.7), in
- * its control group. Returns the pid, 0 in the copy, -1 with errno. */
+/* Copies this process: the copy is the first of a pid namespace, and in its control group where the kernel
+ * can do that at once (5.7). Returns the pid, 0 in the copy, -1 with errno. */
 static pid_t copy(struct start *start) {
     if (start->group >= 0) {
         struct clone_args how = {.flags = CLONE_NEWPID | CLONE_INTO_CGROUP, .exit_signal = SIGCHLD};

@@ -67,7 +67,8 @@ static int take_text(struct reader *reader, struct argument *argument) {
     return 0;
 }
 
-static int take_slot(const struct start *start, struct reader *reader, int filled, struct argument *argument) {
+static int take_slot(const struct start *start, struct reader *reader, int filled,
+                     struct argument *argument) {
     unsigned char slot;
     if (take(reader, &slot, 1) || slot >= SLOTS)
         return EBADMSG;
@@ -77,7 +78,8 @@ static int take_slot(const struct start *start, struct reader *reader, int fille
     return 0;
 }
 
-static int take_arguments(const struct start *start, struct reader *reader, const char *takes, struct argument *into) {
+static int take_arguments(const struct start *start, struct reader *reader, const char *takes,
+                          struct argument *into) {
     int failed = 0;
     for (; *takes != 0 && !failed; takes++, into++) {
         if (*takes == 's' || *takes == 'b')

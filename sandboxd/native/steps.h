@@ -1,13 +1,13 @@
-/* The steps that a sandbox is made by: the launcher lists them (see backends/steps.py), the starter and the new
- * process carry them out in order. Which they are and why in that order is the launcher's affair; here each is
- * one call to the kernel or a few, and its failure ends the list. */
+/* The steps that a sandbox is made by: the launcher lists them (see backends/steps.py), the starter and the
+ * new process carry them out in order. Which they are and why in that order is the launcher's affair; here
+ * each is one call to the kernel or a few, and its failure ends the list. */
 #ifndef SANDBOXD_STEPS_H
 #define SANDBOXD_STEPS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Descriptors go by slots, whose numbers the launcher knows, too. What a sandbox is served with has fixed ones. */
+/* Descriptors go by slots, whose numbers the launcher knows, too. */
 enum slot {
     SLOT_HERE, /* the working directory */
     SLOT_LIFELINE,
