@@ -22,10 +22,11 @@ from sandboxd.ledger import Bounds
 from sandboxd.pool import Pool, PoolOptions
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Template
-from tests.sandboxd import namespace_kit
+from tests.sandboxd import guest_kit, namespace_kit
 from tests.sandboxd.backend_kit import box, busybox_store, case, unopened  # noqa: F401 - fixtures of the backends' tests
 
 backend = namespace_kit.backend
+sanitized = guest_kit.sanitized
 
 
 @pytest.fixture

@@ -11,11 +11,16 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.native import guest_program
 from sandboxd.guest import wire
 from sandboxd.types import Capabilities, Template
 
+ROOT = Path(__file__).parents[2]
+SANITIZED = ROOT / "sandboxd" / "native" / "sandboxd-guest-sanitized"
+OPTIONS = {"ASAN_OPTIONS": "abort_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"}
 # A root of its own, which holds the host's programs and can change nothing of the host, and no rights in it.
 BARE = """
 set -e
@@ -45,6 +50,19 @@ NAMESPACES = (
     *("unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps", "--pid", "--fork"),
     *("--mount", "sh", "-c", BARE, "sh"),
 )
+
+
+@pytest.fixture(scope="session")
+def sanitized() -> Path:
+    """Built here when it is missing or older than its sources; skips where the compiler has no sanitizers."""
+    sources = [path.stat().st_mtime for path in SANITIZED.parent.glob("*.[ch]")]
+    if SANITIZED.exists() and SANITIZED.stat().st_mtime >= max(sources):
+        return SANITIZED
+    done = subprocess.run(["scripts/guest.sh", "--sanitize"], cwd=ROOT, capture_output=True, text=True)
+    if "asan" in done.stderr or "ubsan" in done.stderr:
+        pytest.skip(f"the compiler has no address sanitizer: {done.stderr.splitlines()[0]}")
+    assert (done.returncode, done.stderr) == (0, "")
+    return SANITIZED
 
 
 def listen(path: Path) -> socket.socket:

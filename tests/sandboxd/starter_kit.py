@@ -12,21 +12,25 @@ from pathlib import Path
 from sandboxd.backends.native import guest_program
 from sandboxd.backends.steps import Step, encode
 
+from .guest_kit import OPTIONS
+
 
 class Bench:
     """A starter that works in `directory` and inherits descriptors; a context manager, which ends it."""
 
-    def __init__(self, directory: Path | str = "/", inherited: Sequence[int] = ()) -> None:
+    def __init__(
+        self, directory: Path | str = "/", inherited: Sequence[int] = (), program: Path | None = None
+    ) -> None:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(20)
         with theirs:
             numbers = [str(number) for number in (os.getpid(), theirs.fileno(), *inherited)]
             self.process = subprocess.Popen(
                 ["sandboxd-guest", "starter", *numbers],
-                executable=guest_program(),
+                executable=program or guest_program(),
                 pass_fds=[theirs.fileno(), *inherited],
                 cwd=directory,
-                env={},
+                env=OPTIONS,
             )
 
     def __enter__(self) -> Bench:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,24 +13,7 @@ from hypothesis import strategies as st
 from sandboxd.guest import archive, wire
 
 from .archive_kit import member, packed
-from .guest_kit import NAMESPACES, Raw, Started
-
-ROOT = Path(__file__).parents[2]
-SANITIZED = ROOT / "sandboxd" / "native" / "sandboxd-guest-sanitized"
-OPTIONS = {"ASAN_OPTIONS": "abort_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1"}
-
-
-@pytest.fixture(scope="module")
-def sanitized() -> Path:
-    """Built here when it is missing or older than its sources; skips where the compiler has no sanitizers."""
-    sources = [path.stat().st_mtime for path in SANITIZED.parent.glob("*.[ch]")]
-    if SANITIZED.exists() and SANITIZED.stat().st_mtime >= max(sources):
-        return SANITIZED
-    done = subprocess.run(["scripts/guest.sh", "--sanitize"], cwd=ROOT, capture_output=True, text=True)
-    if "asan" in done.stderr or "ubsan" in done.stderr:
-        pytest.skip(f"the compiler has no address sanitizer: {done.stderr.splitlines()[0]}")
-    assert (done.returncode, done.stderr) == (0, "")
-    return SANITIZED
+from .guest_kit import NAMESPACES, OPTIONS, Raw, Started
 
 
 @pytest.fixture(scope="module")

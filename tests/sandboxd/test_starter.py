@@ -26,9 +26,10 @@ ENDED = "No such file or directory: write no such file"
 NATIVE = PACKAGE / "native"
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with Bench(tmp_path) as bench:
+@pytest.fixture(params=["plain", "sanitized"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    program = request.getfixturevalue("sanitized") if request.param == "sanitized" else None
+    with Bench(tmp_path, program=program) as bench:
         yield bench
 
 
