@@ -26,7 +26,7 @@ check: $(STAMP) $(GUEST) ## Lint, format, types, generated code, house rules
 	@scripts/protos.sh --check
 	@$(PYTHON_IN_VENV) -m pytest -q tests/test_layers.py tests/test_house_rules.py
 
-chaos: $(STAMP) ## Play 960 rollouts among kills and faults, once for each of 20 seeds (SEEDS= for others)
+chaos: $(STAMP) $(GUEST) ## Play 960 rollouts among kills and faults, once for each of 20 seeds (SEEDS= for others)
 	@scripts/chaos.sh $(SEEDS)
 
 format: $(STAMP) ## Format the code and apply the safe lint fixes
