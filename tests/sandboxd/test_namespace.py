@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from sandboxd.backends import bare
+from sandboxd.backends.channel import dial
+from sandboxd.backends.link import Link
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, SandboxLost, StartFailed
 from sandboxd.types import Command, Network, Template
@@ -277,6 +279,36 @@ async def test_the_launchers_death_ends_everything_and_a_new_one_comes(backend: 
         assert not Path(f"/proc/{pid}").exists()
     await (await backend.create("again", TEMPLATE)).ping()
     assert await backend.list_ids() == ["again"]
+
+
+async def test_the_starters_death_ends_everything_as_the_launchers_does(backend: NamespaceBackend) -> None:
+    connection = await backend.create("lost", TEMPLATE)
+    guest = await backend.pid_of("lost")
+    starter = int(Path(f"/proc/{guest}/stat").read_text().rpartition(")")[2].split()[1])
+    assert Path(f"/proc/{starter}/comm").read_text() == "sandboxd-starte\n"
+    os.kill(starter, signal.SIGKILL)
+    assert "launcher" in await asyncio.wait_for(connection.wait_lost(), 10)
+    await backend.destroy("lost")
+    assert not Path(f"/proc/{guest}").exists()
+    await (await backend.create("again", TEMPLATE)).ping()
+
+
+async def test_a_sandbox_may_be_destroyed_before_it_has_begun(
+    backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    sock = await dial(tmp_path / "state" / "launcher.sock")
+    link = Link(*await asyncio.open_unix_connection(sock=sock))
+    order = {"id": "early", "cwd": "/workspace", "limits": {}, "host_network": False, "host_system": True}
+    nothing: dict[str, object] = {"image": "", "layers": [], "branches": []}
+    answers = await asyncio.gather(
+        link.ask("create", **order, **nothing),
+        link.ask("create", **order, **nothing),
+        link.ask("destroy", id="early"),
+        link.ask("destroy", id="early"),
+    )
+    assert [answer.get("error") for answer in answers] == [None, "the name is taken", None, None]
+    assert await backend.list_ids() == []
+    await link.close()
 
 
 async def test_another_daemon_finds_the_launcher(backend: NamespaceBackend, tmp_path: Path) -> None:
