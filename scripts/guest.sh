@@ -16,4 +16,5 @@ case "${1:-}" in
 esac
 # Another build may run at the same time, and a program that runs cannot be written to.
 "$cc" "${flags[@]}" -o "$out.$$" ./*.c
+chmod 755 "$out.$$" # A container's user runs it.
 mv "$out.$$" "$out"

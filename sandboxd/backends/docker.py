@@ -1,8 +1,9 @@
 """Sandboxes as Docker containers on this host: the namespace backend's guest inside, hardened by default.
 
-A container runs the guest as its first process when its image has a Python 3.8 or newer; the daemon then
-speaks to it through a socket in a directory of its own, and an exec costs milliseconds. Other images run a
-shell that waits, and their commands go through the Engine (`docker_exec` says what that weakens).
+A container runs the guest as its first process, whatever its image holds: the daemon speaks to it through a
+socket in a directory of its own, and an exec costs milliseconds. Where the guest was not built a shell waits
+instead; then, and under runtimes that keep the socket inside (gVisor), commands go through the Engine
+(`docker_exec` says what that weakens).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import docker.types
 import docker.utils
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-import sandboxd.guest
 from sandboxd.backends.base import Connection
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.docker_exec import ExecConnection
 from sandboxd.backends.docker_images import LABEL, Image, Images
 from sandboxd.backends.engine import Api, Engine, EngineRefused, EngineStream
 from sandboxd.backends.instance import instance
+from sandboxd.backends.native import PROGRAM
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.types import Capabilities, Template
 
@@ -39,12 +40,13 @@ INSIDE = "/.sandboxd"
 # Tells the daemon, on the container's standard output, that commands may come.
 READY = b"ready\n"
 SOCKET = "guest.sock"
-GUEST = (
-    f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {INSIDE!r});"
-    f" from sandboxd.guest.container import serve; serve({f'{INSIDE}/run/{SOCKET}'!r}, {READY!r})"
-)
+GUEST = [f"{INSIDE}/{PROGRAM.name}", "container", f"{INSIDE}/run/{SOCKET}", READY.decode()]
 # A shell as first process reaps orphans while it waits for its own child.
 IDLE = "echo ready; exec >/dev/null 2>&1 </dev/null; while :; do sleep 86400; done"
+BY_ENGINE = (
+    "commands run through the Engine's exec API: 60 to 200 ms each, without signals, terminals, named"
+    " commands and CPU times"
+)
 LOG_BYTES = 4096
 # The guest's socket breaks a little before the Engine knows that its container ended.
 CAUSE_SECONDS = 5.0
@@ -62,7 +64,8 @@ FATAL = re.compile(
 
 
 class DockerBackend:
-    """Implements `base.Backend`; `state_dir` holds the sandboxes' sockets and names the instance.
+    """Implements `base.Backend`; `state_dir` holds the sandboxes' sockets and names the instance, `guest` is
+    the program of their first processes, which may be missing.
 
     Two daemons with different state directories never touch each other's containers, and a daemon that
     starts again on the same one finds those it left behind.
@@ -70,8 +73,9 @@ class DockerBackend:
 
     name = "docker"
 
-    def __init__(self, state_dir: Path, *, engine: Engine | None = None) -> None:
+    def __init__(self, state_dir: Path, *, engine: Engine | None = None, guest: Path = PROGRAM) -> None:
         self._state_dir = state_dir
+        self._guest = guest if guest.is_file() else None
         self._engine = engine or Engine()
         self._instance = instance(state_dir)
         self._images = Images(self._engine, self._instance)
@@ -83,7 +87,7 @@ class DockerBackend:
         info = await self._engine.open()
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._state_dir.chmod(0o700)  # What is inside is open to the sandboxes' users; this is not.
-        self._capabilities = _capabilities(info)
+        self._capabilities = _capabilities(info, has_guest=self._guest is not None)
 
     async def close(self) -> None:
         """Destroys every sandbox of this instance, and the images derived for them."""
@@ -114,7 +118,7 @@ class DockerBackend:
             raise InvalidRequest(f"{sandbox_id!r} cannot be part of a container's name")
         image = await self._images.get(template)
         async with self._starting:
-            start = _Start(self._engine, self._name(sandbox_id), self._directory(sandbox_id))
+            start = _Start(self._engine, self._name(sandbox_id), self._directory(sandbox_id), self._guest)
             try:
                 async with asyncio.timeout(template.start_timeout):
                     await start.run(template, image, self._labels(sandbox_id))
@@ -133,8 +137,8 @@ class DockerBackend:
 
     def _connection(self, sandbox_id: str, template: Template) -> Connection:
         path = self._directory(sandbox_id) / SOCKET
-        # None from an image without Python; and a runtime with a kernel of its own (gVisor) keeps it inside.
-        if path.exists():
+        # A runtime with a kernel of its own (gVisor) may keep the guest's socket inside.
+        if self._guest is not None and path.exists():
             return _ContainerGuest(self._engine, self._name(sandbox_id), sandbox_id, path, template)
         return ExecConnection(self._engine, self._name(sandbox_id), sandbox_id, template)
 
@@ -273,23 +277,25 @@ class _ContainerGuest(GuestConnection):
 class _Start:
     """One attempt to start one container; remembers how far it came and what the container said."""
 
-    def __init__(self, engine: Engine, name: str, directory: Path) -> None:
+    def __init__(self, engine: Engine, name: str, directory: Path, guest: Path | None) -> None:
         self._engine = engine
         self._name = name
         self._directory = directory
+        self._guest = guest
         self._phase = Phase.CREATE
         self._log = b""
 
     async def run(self, template: Template, image: Image, labels: dict[str, str]) -> None:
         """Returns when the first process has said that it is ready. Raises StartFailed, APIError."""
         _make_directory(self._directory)
-        settings = _settings(template, image)
+        settings = _settings(template, image.user, GUEST if self._guest is not None else ["sh", "-c", IDLE])
+        host = _host_config(template, self._binds())
         await self._engine.call(
             lambda api: api.create_container(
                 image.reference,
                 name=self._name,
                 labels=labels,
-                host_config=api.create_host_config(**_host_config(template, image, self._directory)),
+                host_config=api.create_host_config(**host),
                 **settings,
             )
         )
@@ -304,6 +310,14 @@ class _Start:
             output.close()
         # No command has run yet: from now on the sandbox's user cannot put anything in the socket's place.
         self._directory.chmod(0o711)
+
+    def _binds(self) -> dict[str, dict[str, str]]:
+        if self._guest is None:
+            return {}
+        return {
+            str(self._guest.resolve()): {"bind": f"{INSIDE}/{PROGRAM.name}", "mode": "ro"},
+            str(self._directory.resolve()): {"bind": f"{INSIDE}/run", "mode": "rw"},
+        }
 
     async def _ready(self, output: EngineStream) -> None:
         async for _, piece in output.frames():
@@ -336,26 +350,18 @@ def _make_directory(path: Path) -> None:
     path.chmod(0o777)  # The guest's user binds its socket here; the state directory above is closed.
 
 
-def _settings(template: Template, image: Image) -> dict[str, Any]:
-    program = ["python3", "-I", "-S", "-c", GUEST] if image.has_python else ["sh", "-c", IDLE]
+def _settings(template: Template, user: str, program: list[str]) -> dict[str, Any]:
     return {
         "entrypoint": program,
-        "user": image.user,
+        "user": user,
         "hostname": "sandbox" if template.network.value == "none" else None,
         "working_dir": "/",
         "healthcheck": {"test": ["NONE"]},
     }
 
 
-def _host_config(template: Template, image: Image, directory: Path) -> dict[str, Any]:
+def _host_config(template: Template, binds: dict[str, dict[str, str]]) -> dict[str, Any]:
     limits = template.limits
-    binds = {}
-    if image.has_python:
-        package = Path(sandboxd.guest.__file__).parent
-        binds = {
-            str(package): {"bind": f"{INSIDE}/sandboxd/guest", "mode": "ro"},
-            str(directory.resolve()): {"bind": f"{INSIDE}/run", "mode": "rw"},
-        }
     files = limits.open_files
     return {
         "network_mode": template.network.value,
@@ -373,21 +379,19 @@ def _host_config(template: Template, image: Image, directory: Path) -> dict[str,
     }
 
 
-def _capabilities(info: dict[str, Any]) -> Capabilities:
+def _capabilities(info: dict[str, Any], *, has_guest: bool) -> Capabilities:
     enforced = {"open_files"}
     enforced.update(
         limit
         for limit, key in (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpu", "CpuCfsQuota"))
         if info.get(key)
     )
+    where = "under gVisor" if has_guest else "without the guest, which was not built (run `make guest`),"
     return Capabilities(
         isolation=f"docker {info.get('ServerVersion', '?')}, {info.get('DefaultRuntime', '?')}",
         enforced_limits=frozenset(enforced),
         notes=(
-            (
-                "images without Python 3.8 run commands through the Engine's exec API: 60 to 200 ms each,"
-                " signals as exit codes, no CPU times"
-            ),
+            f"{where} {BY_ENGINE}",
             "disk_bytes is not enforced: the writable layer shares the Engine's disk",
         ),
     )

@@ -1,4 +1,4 @@
-"""A way into a container whose image has no Python for the guest: the Engine's exec API and a POSIX shell.
+"""A way into a container whose guest cannot be reached: the Engine's exec API and a POSIX shell.
 
 Weaker than the guest, and the sandbox's capabilities say so: an exec costs the Engine's 60 to 200 ms; the
 Engine reports a signal as exit code 128 + n; CPU time is unknown (0); argv, environment and paths must be
@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 
 import docker.errors
 
-from sandboxd.backends.docker_files import ExecFiles, text
+from sandboxd.backends.docker_files import NEEDS_GUEST, ExecFiles, text
 from sandboxd.backends.engine import Engine, EngineRefused
 from sandboxd.backends.engine_exec import STDERR, STDOUT, EngineExec
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost
@@ -64,7 +64,7 @@ class ExecConnection:
     async def exec(self, command: Command) -> AsyncIterator[_Run]:
         """See `Connection`. Raises InvalidRequest for a terminal, a named command, and what is not UTF-8."""
         if command.terminal is not None:
-            raise InvalidRequest("a terminal needs an image with python3", phase=Phase.EXEC)
+            raise InvalidRequest(f"a terminal {NEEDS_GUEST}", phase=Phase.EXEC)
         if command.id:
             raise NoCommands.refusal(command.id)
         run = _Run(self, command)
@@ -141,9 +141,7 @@ class NoCommands:
     @staticmethod
     def refusal(command_id: str) -> InvalidRequest:
         """Why nothing can be named here."""
-        return InvalidRequest(
-            f"command_id {command_id!r}: named commands need an image with python3", phase=Phase.EXEC
-        )
+        return InvalidRequest(f"command_id {command_id!r}: a named command {NEEDS_GUEST}", phase=Phase.EXEC)
 
     def attach(self, command_id: str, **_offsets: int) -> AbstractAsyncContextManager[AsyncIterable[Event]]:
         """Raises InvalidRequest."""
@@ -203,7 +201,7 @@ class _Run:
 
     async def signal(self, _number: int) -> None:
         """The Engine has no way to signal one command."""
-        raise InvalidRequest("signals need an image with python3", phase=Phase.EXEC)
+        raise InvalidRequest(f"a signal {NEEDS_GUEST}", phase=Phase.EXEC)
 
     async def resize(self, rows: int, columns: int) -> None:
         """There is no terminal."""

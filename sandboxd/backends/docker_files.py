@@ -1,4 +1,4 @@
-"""The files of a container whose image has no Python: a POSIX shell's own tools, run through the Engine.
+"""The files of a container whose guest cannot be reached: a POSIX shell's own tools, run through the Engine.
 
 Paths must be UTF-8. Trees need `tar` in the image, and descriptions `stat`, as busybox has them.
 """
@@ -17,6 +17,8 @@ from sandboxd.types import FileInfo, FileKind
 if TYPE_CHECKING:
     from sandboxd.backends.engine_exec import EngineExec
 
+# What follows the name of what only the guest does.
+NEEDS_GUEST = "needs the guest, whose socket gVisor keeps inside, or which was not built (run `make guest`)"
 STDOUT = 1
 IS_MISSING, IS_DIRECTORY, IS_REFUSED, IS_NO_DIRECTORY, IS_NO_FILE = 44, 45, 46, 47, 48
 MESSAGES = {
@@ -207,5 +209,5 @@ def text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"{value!r} is not UTF-8: the Engine's exec API takes text only; use an image with python3"
+            f"{value!r} is not UTF-8: the Engine's exec API takes text only, anything else {NEEDS_GUEST}"
         ) from error

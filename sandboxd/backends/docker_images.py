@@ -1,4 +1,4 @@
-"""What all Docker sandboxes of one image share, done once: pull, working directory, the look for Python.
+"""What all Docker sandboxes of one image share, done once: pull and working directory.
 
 A sandbox's user may not make directories at the root, and doing it in each container costs a tenth of a
 second each; so an image is derived that has the working directory, and removed when the backend closes.
@@ -26,11 +26,6 @@ from sandboxd.types import Template
 LABEL = "sandboxd.instance"
 # Nobody's number on Debian, Alpine and most others: not root, and owner of nothing in the image.
 UNPRIVILEGED = "65534:65534"
-# What the guest needs; cut-down Pythons (Debian's python3-minimal) come without ctypes.
-NEEDED = (
-    "import ctypes, fcntl, os, resource, select, socket, sys, termios; sys.exit(sys.version_info < (3, 8))"
-)
-PROBE = ["python3", "-I", "-S", "-c", NEEDED]
 RATE_LIMIT = re.compile(r"toomanyrequests|too many requests|rate limit", re.IGNORECASE)
 UNKNOWN = re.compile(
     r"not found|manifest unknown|no such image|access denied|unauthorized|authentication required"
@@ -42,11 +37,10 @@ RATE_LIMIT_RETRY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image ready for sandboxes: what to run, as whom, and whether the guest can run in it."""
+    """An image ready for sandboxes: what to run, and as whom."""
 
     reference: str
     user: str
-    has_python: bool
 
 
 class Images:
@@ -128,14 +122,14 @@ class Images:
             found["Id"], f"sandboxd-{self._instance}:{digest}", cwd, user, self._instance
         )
         try:
-            has_python = await self._engine.call(derivation.run)
+            await self._engine.call(derivation.run)
         except docker.errors.APIError as error:
             raise StartFailed(
                 f"image {name!r} could not be prepared: {error.explanation}",
                 phase=Phase.PULL,
                 metadata={"image": name},
             ) from error
-        return Image(derivation.tag, user, has_python)
+        return Image(derivation.tag, user)
 
     async def _pull(self, name: str, timeout: float) -> None:
         # Without a tag the Engine would pull every one of them.
@@ -201,16 +195,16 @@ class _Derivation:
     user: str
     instance: str
 
-    def run(self, api: Api) -> bool:
-        """Returns whether the image has a Python that the guest can run on. Raises APIError."""
+    def run(self, api: Api) -> None:
+        """Does nothing when it was done before. Raises APIError."""
         try:
-            labels = api.inspect_image(self.tag)["Config"]["Labels"]
-            return bool(labels["sandboxd.python"] == "yes")
+            api.inspect_image(self.tag)
+            return
         except docker.errors.NotFound:
             pass
         container = api.create_container(
             self.base,
-            entrypoint=PROBE,
+            entrypoint=["/none"],  # It is never started.
             user=self.user,
             working_dir="/",  # Else the Engine itself makes the image's own, for root.
             labels={LABEL: self.instance},
@@ -222,22 +216,10 @@ class _Derivation:
             missing = self._missing(api, container)
             if missing:
                 api.put_archive(container, "/", self._tar(missing))
-            has_python = self._has_python(api, container)
             repository, _, tag = self.tag.partition(":")
-            changes = f"LABEL {LABEL}={self.instance} sandboxd.python={'yes' if has_python else 'no'}"
-            api.commit(container, repository=repository, tag=tag, changes=changes)
+            api.commit(container, repository=repository, tag=tag, changes=f"LABEL {LABEL}={self.instance}")
         finally:
             api.remove_container(container, force=True, v=True)
-        return has_python
-
-    def _has_python(self, api: Api, container: str) -> bool:
-        try:
-            api.start(container)
-        except docker.errors.APIError as error:
-            if "python3" in str(error.explanation):
-                return False  # The Engine names the program that it did not find.
-            raise
-        return bool(api.wait(container)["StatusCode"] == 0)
 
     def _missing(self, api: Api, container: str) -> list[str]:
         path = PurePosixPath(self.cwd)

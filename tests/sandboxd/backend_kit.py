@@ -48,6 +48,7 @@ class Case:
         "namespace",
         pytest.param("namespace-image", marks=pytest.mark.docker),
         pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("docker-image", marks=pytest.mark.docker),
         pytest.param("docker-exec", marks=pytest.mark.docker),
     ]
 )
@@ -76,8 +77,10 @@ def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     from sandboxd.backends.docker import DockerBackend
 
     template = Template("t", image=image)
-    by_engine = request.param == "docker-exec"
-    return Case(DockerBackend(tmp_path / "state"), template, by_engine, without_terminals=by_engine)
+    if request.param == "docker-exec":
+        backend = DockerBackend(tmp_path / "state", guest=tmp_path / "not-built")
+        return Case(backend, template, by_engine=True, without_terminals=True, without_python=True)
+    return Case(DockerBackend(tmp_path / "state"), template, without_python=request.param == "docker-image")
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,14 @@ from sandboxd.backends.base import Connection
 from sandboxd.backends.docker import DockerBackend
 from sandboxd.backends.docker_images import LABEL
 from sandboxd.backends.engine import Engine
+from sandboxd.backends.native import PROGRAM
 from sandboxd.types import Command, Exited, ExitReason, Started, Stderr, Stdout, Template
 
 
 @contextlib.asynccontextmanager
-async def docker_backend(state_dir: Path) -> AsyncIterator[DockerBackend]:
+async def docker_backend(state_dir: Path, guest: Path = PROGRAM) -> AsyncIterator[DockerBackend]:
     """An open backend; afterwards no container, no image and no file of it may be left."""
-    backend = DockerBackend(state_dir)
+    backend = DockerBackend(state_dir, guest=guest)
     await backend.open()
     try:
         yield backend

@@ -92,7 +92,7 @@ def extended(kind: bytes, body: bytes) -> bytes:
     ],
 )
 async def test_archives_made_to_break_who_reads_them(box: Connection, data: bytes) -> None:
-    # Without Python in the image it is the image's own tar that reads them, and dies of them if it must.
+    # By the Engine alone it is the image's own tar that reads them, and dies of them if it must.
     with contextlib.suppress(FileFailed, FileNotFound):
         await box.files.unpack(b"t", pieces(data))
     await box.ping()

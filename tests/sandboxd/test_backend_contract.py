@@ -1,4 +1,4 @@
-"""What every backend owes the pool, checked on each: fake, namespace, docker, and docker without Python."""
+"""What every backend owes the pool, checked on each: fake, namespace, docker, and docker without a guest."""
 
 from __future__ import annotations
 

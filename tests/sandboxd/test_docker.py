@@ -67,7 +67,7 @@ async def test_commands_cannot_reach_the_guest_or_its_socket(
             "mv /.sandboxd/run/guest.sock /.sandboxd/run/other",
             "rm -f /.sandboxd/run/guest.sock",
             "ln -s /proc/1/root /.sandboxd/run/link",
-            "echo x > /.sandboxd/sandboxd/guest/main.py",
+            "echo x > /.sandboxd/sandboxd-guest",
             "cat /proc/1/environ",
             "ls /proc/1/fd",
             "kill -9 1; kill -STOP 1; kill -TERM 99999",
@@ -176,26 +176,32 @@ async def test_an_unknown_runtime_is_not_retried(backend: DockerBackend, templat
     assert "no-such-runtime" in caught.value.message
 
 
-async def test_an_image_that_can_run_nothing(backend: DockerBackend, docker_engine: None) -> None:
+async def test_an_image_that_holds_no_program(backend: DockerBackend, docker_engine: None) -> None:
     async with image("empty", {"readme": b"nothing"}) as reference:
-        with pytest.raises(StartFailed) as caught:
-            await backend.create("one", Template("t", image=reference))
-    assert (caught.value.phase, caught.value.retryable) == (Phase.START, False)
-    assert "sh" in caught.value.message
-    assert await backend.list_ids() == []
+        template = Template("t", image=reference)
+        async with sandbox(backend, template) as box:
+            assert b"".join([piece async for piece in box.files.read(b"/readme")]) == b"nothing"
+            missing = (await run(box, "sh")).exited
+            assert (missing.reason, missing.exit_code) == (ExitReason.NOT_STARTED, 127)
+        # By the Engine alone such a sandbox could not even wait.
+        async with docker_backend(backend._state_dir / "other", backend._state_dir / "not-built") as other:
+            with pytest.raises(StartFailed) as caught:
+                await other.create("one", template)
+            assert (caught.value.phase, caught.value.retryable) == (Phase.START, False)
+            assert "sh" in caught.value.message
+            assert await other.list_ids() == []
 
 
-async def test_a_first_process_that_dies_leaves_its_last_words(
-    backend: DockerBackend, docker_engine: None
-) -> None:
+async def test_a_first_process_that_dies_leaves_its_last_words(tmp_path: Path, docker_engine: None) -> None:
     busybox = Path("/bin/busybox") if Path("/bin/busybox").exists() else Path("/usr/bin/busybox")
     files = {
         "bin/busybox": busybox.read_bytes(),
         "bin/sh": b"#!/bin/busybox sh\necho no luck today >&2; exit 5\n",
     }
     async with image("broken", files) as reference:
-        with pytest.raises(StartFailed) as caught:
-            await backend.create("one", Template("t", image=reference))
+        async with docker_backend(tmp_path / "docker", tmp_path / "not-built") as backend:
+            with pytest.raises(StartFailed) as caught:
+                await backend.create("one", Template("t", image=reference))
     assert (caught.value.phase, caught.value.retryable) == (Phase.READY, True)
     assert "no luck today" in caught.value.metadata["log"]
     assert "no luck today" in caught.value.message

@@ -1,4 +1,4 @@
-"""Docker sandboxes without Python: the Engine's exec API, on a real Engine and a busybox image."""
+"""Docker sandboxes without a guest: the Engine's exec API, on a real Engine and a busybox image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINE_GRACE_SECONDS = 10.0
 
 @pytest.fixture
 async def backend(tmp_path: Path, docker_engine: None) -> AsyncIterator[DockerBackend]:
-    async with docker_backend(tmp_path / "docker") as opened:
+    async with docker_backend(tmp_path / "docker", tmp_path / "not-built") as opened:
         yield opened
 
 
@@ -160,9 +160,9 @@ async def test_a_source_that_fails_replaces_nothing(box: ExecConnection) -> None
 
 
 async def test_named_commands_are_refused(box: ExecConnection) -> None:
-    with pytest.raises(InvalidRequest, match="python3"):
+    with pytest.raises(InvalidRequest, match="make guest"):
         await run(box, "true", id="it")
-    with pytest.raises(InvalidRequest, match="python3"):
+    with pytest.raises(InvalidRequest, match="make guest"):
         await box.commands.forget("it")
     assert await box.commands.known() == []
 

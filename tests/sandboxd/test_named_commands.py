@@ -28,7 +28,7 @@ LONG = "seq 1 1000000"
 @pytest.fixture
 async def box(case: Case) -> AsyncIterator[Connection]:
     if case.by_engine:
-        pytest.skip("without Python in the image there are no named commands")
+        pytest.skip("by the Engine alone there are no named commands")
     async with case.sandbox() as connection:
         yield connection
 
