@@ -6,7 +6,7 @@ privileges that no sandbox has. Everything else is bounded by the namespaces. Re
 
 Beside the list: clone with any namespace flag; sockets of other families than unix, IPv4, IPv6 and netlink
 (vsock is not bound to a network namespace); the ioctls that type into a terminal; a foreign instruction
-set; and changes of RLIMIT_RTTIME, which marks the processes of a command (see `guest.tree`), except PID 1's.
+set; and changes of RLIMIT_RTTIME, which marks the processes of a command (see native/tree.h), except PID 1's.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What runs as PID 1 inside a sandbox: standard library only, and nothing newer than Python 3.8."""
+"""What the guest (`native`) speaks and does, for the daemon and for stand-ins: standard library only."""

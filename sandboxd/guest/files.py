@@ -1,4 +1,4 @@
-"""The files of a sandbox, with its own rights and inside its own root, in steps short enough for a loop.
+"""Files as the guest handles them, for the fake backend and the client: in steps short enough for a loop.
 
 What gives data is a generator: an empty piece means that there is nothing to send yet. What takes data is a
 sink: `feed` as often as needed, then `finish`, which returns a count, or `abandon`.
