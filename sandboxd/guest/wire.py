@@ -1,4 +1,4 @@
-"""Frames between the daemon and a guest, and how requests pack their fields; native/wire.h is the guest's side.
+"""Frames between the daemon and a guest, and how requests pack their fields; native/wire.h is the other side.
 
 A frame is one type byte, the payload's length as an unsigned 32-bit big-endian number, and the payload.
 A connection serves one operation, named by its first frame; nothing else follows it but what belongs to it.

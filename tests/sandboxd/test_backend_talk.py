@@ -21,7 +21,8 @@ import os, signal, sys
 
 def show(*_):
     size = os.get_terminal_size(0)
-    print(size.lines, size.columns, flush=True)
+    # Not by print, which may be what the signal has interrupted.
+    os.write(1, b"%d %d\\n" % (size.lines, size.columns))
 
 signal.signal(signal.SIGWINCH, show)
 print(all(os.isatty(fd) for fd in (0, 1, 2)), os.getsid(0) == os.tcgetpgrp(0), flush=True)
