@@ -266,6 +266,7 @@ def _start_sweeper(cgroups: cgroup.Cgroups, not_its: list[int]) -> socket.socket
     for fd in not_its:
         if fd >= 0:
             os.close(fd)
+    sys.set_title(sys.title_area(), b"sandboxd-sweeper")
     code = 1
     try:
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
