@@ -16,8 +16,8 @@ import sys as python
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends import users
 from sandboxd.backends.copier import Copier
+from sandboxd.backends.loop import GONE, IN, Loop
 from sandboxd.backends.rootfs import BRANCH_PREFIX
-from sandboxd.guest.loop import GONE, IN, Loop
 
 ANSWER_BYTES = 64 << 10
 

@@ -34,11 +34,11 @@ import socket
 
 from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
 from sandboxd.backends.copies import Copies
+from sandboxd.backends.loop import GONE, IN, OUT, Loop, Timer
 from sandboxd.backends.records import Records
 from sandboxd.backends.rootfs import BRANCH_PREFIX
 from sandboxd.backends.starter import Starter
 from sandboxd.backends.sweeper import remove_tree
-from sandboxd.guest.loop import GONE, IN, OUT, Loop, Timer
 
 VERSION = 3
 CONTROL_SOCKET = "launcher.sock"

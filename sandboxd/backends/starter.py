@@ -11,8 +11,8 @@ import socket
 import struct
 from collections import deque
 
+from sandboxd.backends.loop import GONE, IN, OUT, Loop
 from sandboxd.backends.steps import encode
-from sandboxd.guest.loop import GONE, IN, OUT, Loop
 
 PROGRAM = "/guest"
 """Where the launcher's tree has it."""

@@ -1,4 +1,4 @@
-"""The guest's event loop: file descriptors by epoll, timers by a heap, one thread."""
+"""The event loop of the launcher: file descriptors by epoll, timers by a heap, one thread."""
 
 from __future__ import annotations
 
