@@ -115,7 +115,7 @@ static void mark_members(struct processes *all, uint64_t tag, pid_t root) {
         row->member = root != 0 && (row->pid == root || row->session == root);
         row->member = row->member || (tag != 0 && carries(row->pid, tag));
     }
-    if (root == 0)
+    if (root == 0 || all->count == 0)
         return;
     qsort(all->rows, all->count, sizeof *all->rows, by_pid);
     for (bool more = true; more;) {

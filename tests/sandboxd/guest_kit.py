@@ -59,8 +59,8 @@ def sanitized() -> Path:
     if SANITIZED.exists() and SANITIZED.stat().st_mtime >= max(sources):
         return SANITIZED
     done = subprocess.run(["scripts/guest.sh", "--sanitize"], cwd=ROOT, capture_output=True, text=True)
-    if "asan" in done.stderr or "ubsan" in done.stderr:
-        pytest.skip(f"the compiler has no address sanitizer: {done.stderr.splitlines()[0]}")
+    if done.returncode == 2:
+        pytest.skip(f"the sanitizers are not there: {done.stderr.splitlines()[-1]}")
     assert (done.returncode, done.stderr) == (0, "")
     return SANITIZED
 
