@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import docker.errors
-import docker.types
 import docker.utils
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from sandboxd.backends.base import Connection
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.docker_exec import ExecConnection
-from sandboxd.backends.docker_images import LABEL, Image, Images
-from sandboxd.backends.engine import Api, Engine, EngineRefused, EngineStream
+from sandboxd.backends.docker_images import LABEL, Images
+from sandboxd.backends.docker_start import SOCKET, Start
+from sandboxd.backends.engine import Api, Engine, EngineRefused
 from sandboxd.backends.instance import instance
 from sandboxd.backends.native import PROGRAM
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
@@ -35,19 +35,10 @@ SANDBOX_LABEL = "sandboxd.sandbox"
 SANDBOX_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 # Measured knee of the Engine's throughput; more at once only makes each start slower.
 STARTS_AT_ONCE = 4
-# Where the guest and its socket appear in a container.
-INSIDE = "/.sandboxd"
-# Tells the daemon, on the container's standard output, that commands may come.
-READY = b"ready\n"
-SOCKET = "guest.sock"
-GUEST = [f"{INSIDE}/{PROGRAM.name}", "container", f"{INSIDE}/run/{SOCKET}", READY.decode()]
-# A shell as first process reaps orphans while it waits for its own child.
-IDLE = "echo ready; exec >/dev/null 2>&1 </dev/null; while :; do sleep 86400; done"
 BY_ENGINE = (
     "commands run through the Engine's exec API: 60 to 200 ms each, without signals, terminals, named"
     " commands and CPU times"
 )
-LOG_BYTES = 4096
 # The guest's socket breaks a little before the Engine knows that its container ended.
 CAUSE_SECONDS = 5.0
 # What the Engine says while the kernel still holds on to a dying container's mounts.
@@ -55,12 +46,6 @@ BUSY = re.compile(
     r"device or resource busy|unable to remove filesystem|driver .* failed to remove", re.IGNORECASE
 )
 GOING = re.compile(r"removal of container .* is already in progress", re.IGNORECASE)
-# The Engine refuses these for what the template says; no repetition mends it.
-FATAL = re.compile(
-    r"unknown (or invalid )?runtime|executable file not found|minimum memory limit|cpus? .*available"
-    r"|invalid (reference|runtime|container name|mount)",
-    re.IGNORECASE,
-)
 
 
 class DockerBackend:
@@ -118,7 +103,7 @@ class DockerBackend:
             raise InvalidRequest(f"{sandbox_id!r} cannot be part of a container's name")
         image = await self._images.get(template)
         async with self._starting:
-            start = _Start(self._engine, self._name(sandbox_id), self._directory(sandbox_id), self._guest)
+            start = Start(self._engine, self._name(sandbox_id), self._directory(sandbox_id), self._guest)
             try:
                 async with asyncio.timeout(template.start_timeout):
                     await start.run(template, image, self._labels(sandbox_id))
@@ -137,8 +122,8 @@ class DockerBackend:
 
     def _connection(self, sandbox_id: str, template: Template) -> Connection:
         path = self._directory(sandbox_id) / SOCKET
-        # A runtime with a kernel of its own (gVisor) may keep the guest's socket inside.
-        if self._guest is not None and path.exists():
+        # None without a guest; and a runtime with a kernel of its own (gVisor) keeps it inside.
+        if path.exists():
             return _ContainerGuest(self._engine, self._name(sandbox_id), sandbox_id, path, template)
         return ExecConnection(self._engine, self._name(sandbox_id), sandbox_id, template)
 
@@ -272,111 +257,6 @@ class _ContainerGuest(GuestConnection):
             async with asyncio.timeout(CAUSE_SECONDS):
                 return await self._engine.wait_ended(self._container)
         return why
-
-
-class _Start:
-    """One attempt to start one container; remembers how far it came and what the container said."""
-
-    def __init__(self, engine: Engine, name: str, directory: Path, guest: Path | None) -> None:
-        self._engine = engine
-        self._name = name
-        self._directory = directory
-        self._guest = guest
-        self._phase = Phase.CREATE
-        self._log = b""
-
-    async def run(self, template: Template, image: Image, labels: dict[str, str]) -> None:
-        """Returns when the first process has said that it is ready. Raises StartFailed, APIError."""
-        _make_directory(self._directory)
-        settings = _settings(template, image.user, GUEST if self._guest is not None else ["sh", "-c", IDLE])
-        host = _host_config(template, self._binds())
-        await self._engine.call(
-            lambda api: api.create_container(
-                image.reference,
-                name=self._name,
-                labels=labels,
-                host_config=api.create_host_config(**host),
-                **settings,
-            )
-        )
-        self._phase = Phase.START
-        # Attached before the start, so that not a byte of a first process that dies at once is missed.
-        output = await self._engine.stream(f"/containers/{self._name}/attach?stream=1&stdout=1&stderr=1")
-        try:
-            await self._engine.call(lambda api: api.start(self._name))
-            self._phase = Phase.READY
-            await self._ready(output)
-        finally:
-            output.close()
-        # No command has run yet: from now on the sandbox's user cannot put anything in the socket's place.
-        self._directory.chmod(0o711)
-
-    def _binds(self) -> dict[str, dict[str, str]]:
-        if self._guest is None:
-            return {}
-        return {
-            str(self._guest.resolve()): {"bind": f"{INSIDE}/{PROGRAM.name}", "mode": "ro"},
-            str(self._directory.resolve()): {"bind": f"{INSIDE}/run", "mode": "rw"},
-        }
-
-    async def _ready(self, output: EngineStream) -> None:
-        async for _, piece in output.frames():
-            self._log = (self._log + piece)[-LOG_BYTES:]
-            if self._log.endswith(READY):
-                return
-        raise self.failed("its first process ended before it was ready")
-
-    def failed(self, what: str, *, retryable: bool = True) -> StartFailed:
-        """The error for this attempt, with the container's last lines."""
-        log = self._log.decode(errors="replace").strip()
-        last = f" ({log.splitlines()[-1]})" if log else ""
-        return StartFailed(
-            f"container {self._name}: {what}{last}",
-            phase=self._phase,
-            retryable=retryable,
-            metadata={"log": log, "container": self._name},
-        )
-
-    def refused(self, error: docker.errors.APIError | EngineRefused) -> StartFailed:
-        """The error for the Engine's refusal."""
-        text = str(error.explanation if isinstance(error, docker.errors.APIError) else error)
-        return self.failed(
-            f"the Docker Engine refused to {self._phase} it: {text}", retryable=not FATAL.search(text)
-        )
-
-
-def _make_directory(path: Path) -> None:
-    path.mkdir(mode=0o700, exist_ok=True)
-    path.chmod(0o777)  # The guest's user binds its socket here; the state directory above is closed.
-
-
-def _settings(template: Template, user: str, program: list[str]) -> dict[str, Any]:
-    return {
-        "entrypoint": program,
-        "user": user,
-        "hostname": "sandbox" if template.network.value == "none" else None,
-        "working_dir": "/",
-        "healthcheck": {"test": ["NONE"]},
-    }
-
-
-def _host_config(template: Template, binds: dict[str, dict[str, str]]) -> dict[str, Any]:
-    limits = template.limits
-    files = limits.open_files
-    return {
-        "network_mode": template.network.value,
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges"],
-        "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # noqa: S108 - inside the container
-        "binds": binds,
-        "mem_limit": limits.memory_bytes,
-        "memswap_limit": limits.memory_bytes,
-        "pids_limit": limits.pids,
-        "nano_cpus": None if limits.cpu_count is None else int(limits.cpu_count * 1e9),
-        "ulimits": [] if files is None else [docker.types.Ulimit(name="nofile", soft=files, hard=files)],
-        "log_config": {"Type": "none", "Config": {}},
-        "runtime": template.runtime,
-    }
 
 
 def _capabilities(info: dict[str, Any], *, has_guest: bool) -> Capabilities:
