@@ -2,8 +2,7 @@
 
 A container runs the guest as its first process, whatever its image holds: the daemon speaks to it through a
 socket in a directory of its own, and an exec costs milliseconds. Where the guest was not built a shell waits
-instead; then, and under runtimes that keep the socket inside (gVisor), commands go through the Engine
-(`docker_exec` says what that weakens).
+instead; then, and under runtimes that keep the socket inside (gVisor), `docker_exec` runs the commands.
 """
 
 from __future__ import annotations

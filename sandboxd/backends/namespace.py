@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import logging
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from sandboxd.backends import bare
+from sandboxd.backends import launching
 from sandboxd.backends.channel import dial
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.instance import instance
@@ -32,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 # A launcher without a daemon keeps its sandboxes for this long.
 GRACE_SECONDS = 60.0
-START_SECONDS = 20.0
 # A start with less room than this on the disk would only fail later, inside the sandbox.
 ROOM_BYTES = 64 << 20
 CONTROL_LINE_BYTES = 4 << 20
@@ -129,7 +126,7 @@ class NamespaceBackend:
         if self._keeper_end is None:
             return
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(launching.START_SECONDS):
                 await asyncio.shield(self._keeper_end)
         except TimeoutError as error:
             raise BackendUnavailable(
@@ -375,28 +372,4 @@ class NamespaceBackend:
             "uid_base": options.uid_base,
             "grace": options.grace_seconds,
         }
-        argv = bare.command(options.python, "sandboxd.backends.keeper")
-        try:
-            done = await asyncio.to_thread(_answered, argv, json.dumps(spec).encode())
-        except subprocess.TimeoutExpired as error:
-            raise BackendUnavailable(f"the launcher did not start within {START_SECONDS:g} s") from error
-        answer = done.stdout.decode(errors="replace").strip()
-        if answer != "ready":
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise BackendUnavailable(
-                f"namespace sandboxes cannot be made here: {answer or last or 'no answer'}"
-            )
-
-
-def _answered(argv: list[str], given: bytes) -> subprocess.CompletedProcess[bytes]:
-    """Not by the event loop: some hand their own descriptors down, and a launcher would hold them."""
-    return subprocess.run(
-        argv,
-        input=given,
-        capture_output=True,
-        env={},
-        cwd="/",
-        start_new_session=True,
-        timeout=START_SECONDS,
-        check=False,
-    )
+        await launching.launch(options.python, spec)

@@ -58,7 +58,7 @@ MOUNTS_KEPT = 100
 # The kernel gives this many terminals to the host's own instance alone (kernel.pty.reserve).
 TERMINALS_KEPT = 1024
 NEIGHBOURS_KEPT = 64
-# As every guest asks to have waiting (`backends.launcher.GUEST_BACKLOG`).
+# As every guest asks to have waiting (`backends.confine.GUEST_BACKLOG`).
 BACKLOG = 512
 # More callers than this do not knock in one moment.
 BACKLOG_MOST = 4096

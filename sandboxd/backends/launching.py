@@ -1,0 +1,40 @@
+"""Starts the keeper of a launcher, a program of its own, and hears whether sandboxes can be made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Mapping
+
+from sandboxd.backends import bare
+from sandboxd.errors import BackendUnavailable
+
+START_SECONDS = 20.0
+
+
+async def launch(python: str, spec: Mapping[str, object]) -> None:
+    """Returns once the launcher answers its socket; `spec` is a `keeper.Spec`. Raises BackendUnavailable."""
+    argv = bare.command(python, "sandboxd.backends.keeper")
+    try:
+        done = await asyncio.to_thread(_answered, argv, json.dumps(spec).encode())
+    except subprocess.TimeoutExpired as error:
+        raise BackendUnavailable(f"the launcher did not start within {START_SECONDS:g} s") from error
+    answer = done.stdout.decode(errors="replace").strip()
+    if answer != "ready":
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise BackendUnavailable(f"namespace sandboxes cannot be made here: {answer or last or 'no answer'}")
+
+
+def _answered(argv: list[str], given: bytes) -> subprocess.CompletedProcess[bytes]:
+    """Not by the event loop: some hand their own descriptors down, and a launcher would hold them."""
+    return subprocess.run(
+        argv,
+        input=given,
+        capture_output=True,
+        env={},
+        cwd="/",
+        start_new_session=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
