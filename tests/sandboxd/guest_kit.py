@@ -173,7 +173,11 @@ class BareGuests:
         path = self._directory / sandbox_id
         self._guests[sandbox_id] = Started(path, *NAMESPACES)
         connection = GuestConnection(sandbox_id, path, template)
-        await connection.ping()
+        try:
+            await connection.ping()
+        except BaseException:
+            await asyncio.shield(self.destroy(sandbox_id))
+            raise
         return connection
 
     async def destroy(self, sandbox_id: str) -> None:
