@@ -31,6 +31,7 @@ from sandboxd.remote_commands import RemoteCommands
 from sandboxd.remote_files import RemoteFiles
 from sandboxd.replies import ExecResult, SandboxInfo
 from sandboxd.requests import AcquireOptions, CommandOptions, Word
+from sandboxd.resumption import run_command
 from sandboxd.sessions import KILL_CHILDREN, SHELL, Dialect, Session, python_dialect
 from sandboxd.status import translated
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, PoolStats
@@ -303,9 +304,8 @@ class Box(RemoteFiles, RemoteCommands):
         gathered = replies.Gathered()
         if 0 < (options.get("output_limit") or 0) <= RUN_OUTPUT_LIMIT_BYTES:
             self._check()
-            with translated():
-                reply = await self._stub.RunCommand(requests.command(self.name, argv, options, stdin))
-            for event in reply.events:
+            request = requests.command(self.name, argv, options, stdin)
+            for event in await run_command(self._stub, request, self._client.patience):
                 gathered.add(replies.event(event))
         else:
             async for told in self.stream(argv, stdin=stdin, **options):

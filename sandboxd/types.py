@@ -91,6 +91,7 @@ class Command:
 
     `id` names it: its output is then kept, bounded, for whoever attaches to it, and waits for no reader; one
     that falls behind sees a hole between offsets. `detached`: it outlives the `exec` that started it.
+    `resumable`: it outlives the daemon that dies in the midst of `exec`, where named commands are kept.
     """
 
     argv: tuple[bytes, ...]
@@ -104,6 +105,7 @@ class Command:
     interactive: bool = False
     id: str = ""
     detached: bool = False
+    resumable: bool = False
 
 
 class ExitReason(enum.StrEnum):

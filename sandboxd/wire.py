@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from google.protobuf import duration_pb2, timestamp_pb2
@@ -174,7 +175,12 @@ def bounded_command(request: pb.ExecCommandRequest) -> Command:
             f"output_limit_bytes = {request.output_limit_bytes} must be from 1 to {RUN_OUTPUT_LIMIT_BYTES}"
             " for RunCommand; ExecCommand takes more, or none"
         )
-    return command(request)
+    bounded = command(request)
+    if not request.resume_id:
+        return bounded
+    if request.command_id:
+        raise InvalidRequest("resume_id takes the place of command_id: leave one of them out")
+    return replace(bounded, id=command_id(request.resume_id), resumable=True)
 
 
 def command_id(value: str) -> str:

@@ -17,7 +17,16 @@ from tests.source_tree import ROOT, imports, module, relative, sources
 PLACES = {
     "grpc": {
         f"sandboxd/{name}.py"
-        for name in ("client", "daemon", "interaction", "patience", "remote_files", "service", "status")
+        for name in (
+            "client",
+            "daemon",
+            "interaction",
+            "patience",
+            "remote_files",
+            "resumption",
+            "service",
+            "status",
+        )
     },
     "docker": {
         *(

@@ -64,9 +64,13 @@ class GuestConnection:
         async with self.channel(Phase.EXEC) as channel:
             await channel.send(first + _stdin(later) if small and later else first)
             feeder = None if small else asyncio.create_task(_feed(channel, later))
+            execution = GuestExecution(channel, self.cause, command)
             try:
-                yield GuestExecution(channel, self.cause, command)
+                yield execution
             finally:
+                if command.resumable and not execution.over:
+                    # Said, since it outlives a connection that breaks with the daemon.
+                    channel.tell(wire.frame(wire.FORGET))
                 if feeder is not None:
                     feeder.cancel()
                     await asyncio.wait([feeder])
@@ -77,7 +81,7 @@ class GuestConnection:
         if not command.id:
             kind, payload = wire.EXEC, request.pack()
         else:
-            named = wire.NamedRequest(command.id.encode(), request, command.stdin, detached=command.detached)
+            named = wire.NamedRequest(command.id.encode(), request, command.stdin, _bond(command))
             kind, payload = wire.START, named.pack()
         if len(payload) > wire.MAX_REQUEST:
             what = "argv, environment and stdin" if command.id else "argv and environment"
@@ -176,6 +180,12 @@ class GuestConnection:
 
     def _loss(self, why: str, phase: Phase) -> SandboxLost:
         return SandboxLost(f"sandbox {self._sandbox_id} died: {why}", phase=phase)
+
+
+def _bond(command: Command) -> int:
+    if command.resumable:
+        return wire.RESUMABLE
+    return wire.DETACHED if command.detached else wire.HELD
 
 
 def _stdin(data: bytes) -> bytes:

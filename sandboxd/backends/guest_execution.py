@@ -46,6 +46,11 @@ class GuestExecution:
         self._started = False
         self._ended = False
 
+    @property
+    def over(self) -> bool:
+        """Its end was told."""
+        return self._ended
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 

@@ -22,7 +22,7 @@ INFO_FIELDS = struct.Struct("!BIQqHI")
 SIGNAL_FIELDS = struct.Struct("!I")
 # Rows and columns.
 SIZE_FIELDS = struct.Struct("!HH")
-# Whether it is detached, and the lengths of its id and its standard input.
+# Its bond, and the lengths of its id and its standard input.
 NAMED_FIELDS = struct.Struct("!BBI")
 # Offsets in stdout and stderr.
 ATTACH_FIELDS = struct.Struct("!QQ")
@@ -34,6 +34,8 @@ EXEC, STDIN, WRITE, READ, PING, WATCH, SIGNAL, RESIZE = b"EIWRPVKG"
 STAT, LIST, REMOVE, PACK, UNPACK = b"TLMAU"
 # Of named commands.
 START, ATTACH, SEND_SIGNAL, COMMANDS, FORGET = b"BHQCF"
+# The bonds of a named command to the connection that starts it.
+HELD, DETACHED, RESUMABLE = range(3)
 # What both send: a piece of a file; an empty one ends it.
 DATA = ord("D")
 # What the guest sends.
@@ -193,32 +195,36 @@ class ExecRequest:
 
 
 class NamedRequest:
-    """A command with an id. Its whole standard input comes along: who starts it may leave at once."""
+    """A command with an id. Its whole standard input comes along: who starts it may leave at once.
 
-    __slots__ = ("command", "detached", "id", "stdin")
+    `bond` says what the end of its connection means: the command's end, nothing, or nothing unless a FORGET
+    came on it before.
+    """
 
-    def __init__(self, name: bytes, command: ExecRequest, stdin: bytes, *, detached: bool) -> None:
+    __slots__ = ("bond", "command", "id", "stdin")
+
+    def __init__(self, name: bytes, command: ExecRequest, stdin: bytes, bond: int) -> None:
         self.id = name
         self.command = command
         self.stdin = stdin
-        self.detached = detached
+        self.bond = bond
 
     def pack(self) -> bytes:
         """The payload of a START frame."""
-        fields = NAMED_FIELDS.pack(self.detached, len(self.id), len(self.stdin))
+        fields = NAMED_FIELDS.pack(self.bond, len(self.id), len(self.stdin))
         return fields + self.id + self.stdin + self.command.pack()
 
     @classmethod
     def unpack(cls, payload: bytes) -> NamedRequest:
         """Raises Malformed."""
         try:
-            detached, id_length, stdin_length = NAMED_FIELDS.unpack_from(payload)
+            bond, id_length, stdin_length = NAMED_FIELDS.unpack_from(payload)
         except struct.error as error:
             raise Malformed("a start request is too short") from error
         begin = NAMED_FIELDS.size + id_length
         end = begin + stdin_length
         command = ExecRequest.unpack(payload[end:])
-        return cls(payload[NAMED_FIELDS.size : begin], command, payload[begin:end], detached=bool(detached))
+        return cls(payload[NAMED_FIELDS.size : begin], command, payload[begin:end], bond)
 
 
 class NamedInfo:

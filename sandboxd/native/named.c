@@ -53,6 +53,14 @@ static struct record *find(const struct named *named, const char *id, size_t len
     return NULL;
 }
 
+void named_forget(struct named *named, struct record *record) {
+    if (!record->listed)
+        return;
+    named_remove(named, record);
+    record_abandon(record);
+    record_release(record);
+}
+
 static size_t held(const struct record *record) {
     return record->streams[0].held + record->streams[1].held;
 }
@@ -162,7 +170,7 @@ static bool begin_command(struct named *named, struct peer *peer, const char *pa
         record_received(record, WIRE_STDIN, id + id_length, stdin_length);
         record_received(record, WIRE_STDIN, NULL, 0);
     }
-    record_follow(record, peer, from_the_begin, payload[0] == 0);
+    record_follow(record, peer, from_the_begin, payload[0] == WIRE_HELD);
     return true;
 }
 
@@ -188,9 +196,7 @@ bool named_begin(struct named *named, struct peer *peer, char kind, const char *
         if (!record_received(record, WIRE_SIGNAL, payload, 4))
             return false;
     } else {
-        named_remove(named, record);
-        record_abandon(record);
-        record_release(record);
+        named_forget(named, record);
     }
     transfer_done(peer, 0);
     return true;

@@ -95,7 +95,11 @@ static void follower_drained(struct operation *operation) {
 }
 
 static bool follower_received(struct operation *operation, char kind, const char *payload, size_t size) {
-    return record_received(((struct follower *)operation)->record, kind, payload, size);
+    struct record *record = ((struct follower *)operation)->record;
+    if (kind != WIRE_FORGET)
+        return record_received(record, kind, payload, size);
+    named_forget(record->named, record);
+    return true;
 }
 
 static void follower_closed(struct operation *operation) {

@@ -35,6 +35,8 @@ void record_follow(struct record *record, struct peer *peer, const uint64_t *off
 /* Puts it at the end of the list, or takes it off. */
 void named_append(struct named *named, struct record *record);
 void named_remove(struct named *named, struct record *record);
+/* Takes it off the list, if it is on it, and ends its command. */
+void named_forget(struct named *named, struct record *record);
 /* It has ended: makes room for it, if it was not forgotten before. */
 void named_ended(struct named *named, struct record *record);
 

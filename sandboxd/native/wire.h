@@ -28,6 +28,9 @@ enum {
     WIRE_PIECE = 64 << 10,
 };
 
+/* The bonds of a named command to the connection that starts it: it ends with it, or not. */
+enum { WIRE_HELD, WIRE_DETACHED, WIRE_RESUMABLE };
+
 /* What is at a path. */
 enum { WIRE_REGULAR = 1, WIRE_DIRECTORY, WIRE_SYMLINK, WIRE_OTHER };
 

@@ -32,7 +32,8 @@ def command(
 
 
 def start(name: bytes, request: wire.ExecRequest, *, detached: bool = True) -> bytes:
-    return wire.frame(wire.START, wire.NamedRequest(name, request, b"", detached=detached).pack())
+    bond = wire.DETACHED if detached else wire.HELD
+    return wire.frame(wire.START, wire.NamedRequest(name, request, b"", bond).pack())
 
 
 def alive(path: Path) -> bool:

@@ -78,7 +78,7 @@ def first_frames(draw: st.DrawFn) -> bytes:
     payloads: dict[int, Callable[[], bytes]] = {
         wire.EXEC: lambda: draw(requests()).pack(),
         wire.START: lambda: wire.NamedRequest(
-            name, draw(requests()), draw(st.binary(max_size=9)), detached=draw(st.booleans())
+            name, draw(requests()), draw(st.binary(max_size=9)), draw(st.integers(0, 3))
         ).pack(),
         wire.WRITE: lambda: wire.WRITE_FIELDS.pack(number) + path,
         wire.READ: lambda: wire.READ_FIELDS.pack(offset, number - 1) + path,

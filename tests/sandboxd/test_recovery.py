@@ -185,6 +185,36 @@ async def test_a_detached_command_runs_on_and_its_output_is_there_for_the_next_d
         assert (result.stdout, result.exit_code) == (b"before\nafter\n", 0)
 
 
+async def test_a_bounded_command_goes_on_under_the_next_daemon_and_runs_once(tmp_path: Path) -> None:
+    async with restarts(tmp_path) as (daemon, client):
+        box = await _acquired(client)
+        script = "echo began >>runs; while [ ! -e go ]; do sleep 0.02; done; cat runs"
+        running = asyncio.ensure_future(box.exec(["sh", "-c", script], output_limit=1000))
+        async with asyncio.timeout(20):
+            while not (await box.exec(["test", "-s", "runs"])).ok:
+                await asyncio.sleep(0.02)
+        await daemon.kill()
+        # Made while no daemon runs: it begins under the next.
+        later = asyncio.ensure_future(box.exec(["echo", "later"], output_limit=1000))
+        await daemon.start()
+        assert (await later).stdout == b"later\n"
+        await box.write_file("go", b"")
+        assert (await running).stdout == b"began\n"
+
+
+async def test_a_bounded_command_that_is_given_up_is_killed(tmp_path: Path) -> None:
+    async with restarts(tmp_path) as (_, client):
+        box = await _acquired(client)
+        running = asyncio.ensure_future(box.exec(["sh", "-c", "echo $$ >pid; sleep 1000"], output_limit=1000))
+        async with asyncio.timeout(20):
+            while not (await box.exec(["test", "-s", "pid"])).ok:
+                await asyncio.sleep(0.02)
+        running.cancel()
+        gone = "while kill -0 $(cat pid) 2>/dev/null; do sleep 0.01; done"
+        assert (await box.exec(["sh", "-c", gone], timeout=20)).ok
+        assert await box.list_commands() == []
+
+
 async def test_an_orderly_end_leaves_nothing_to_take_over(tmp_path: Path) -> None:
     async with restarts(tmp_path) as (daemon, client):
         box = await _acquired(client)
