@@ -13,6 +13,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sandboxd.backends import launching
 from sandboxd.backends.channel import dial
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # A launcher without a daemon keeps its sandboxes for this long.
 GRACE_SECONDS = 60.0
+# So many launchers are greeted before one that dies under the first words is an error.
+GREETINGS = 3
 # A start with less room than this on the disk would only fail later, inside the sandbox.
 ROOM_BYTES = 64 << 20
 CONTROL_LINE_BYTES = 4 << 20
@@ -305,9 +308,7 @@ class NamespaceBackend:
 
     async def list_ids(self) -> list[str]:
         """See `base.Backend.list_ids`."""
-        link = await self._connected()
-        answer = await link.ask("hello")
-        return list(answer["pids"])
+        return list((await self._asked_again("hello"))["pids"])
 
     async def pid_of(self, sandbox_id: str) -> int:
         """The host's number of the sandbox's first process. Raises KeyError."""
@@ -330,13 +331,7 @@ class NamespaceBackend:
                 return self._link
             if self._link is not None:
                 await self._link.close()
-            link = await self._find()
-            if link is None:
-                await self._start()
-                link = await self._find()
-            if link is None:
-                raise BackendUnavailable(f"the launcher in {self._state} does not answer")
-            hello = await link.ask("hello")
+            link, hello = await self._greeted()
             if hello["version"] != VERSION:
                 await link.close()
                 raise BackendUnavailable(
@@ -349,6 +344,33 @@ class NamespaceBackend:
             self._enforced = frozenset(hello["enforced"])
             self.launcher_pid = hello["pid"]
             return link
+
+    async def _greeted(self) -> tuple[Link, dict[str, Any]]:
+        for attempt in range(GREETINGS):
+            link = await self._find()
+            if link is None:
+                await self._start()
+                link = await self._find()
+            if link is None:
+                break
+            try:
+                return link, await link.ask("hello")
+            except BackendUnavailable:
+                # It took the connection in its last moment.
+                await link.close()
+                if attempt == GREETINGS - 1:
+                    raise
+        raise BackendUnavailable(f"the launcher in {self._state} does not answer")
+
+    async def _asked_again(self, what: str) -> dict[str, Any]:
+        """The answer of the launcher, or of the next where it dies before it answers."""
+        for _ in range(GREETINGS - 1):
+            try:
+                return await (await self._connected()).ask(what)
+            except BackendUnavailable:
+                if self._link is None or not self._link.broken:
+                    raise
+        return await (await self._connected()).ask(what)
 
     async def _find(self) -> Link | None:
         try:

@@ -13,6 +13,7 @@ import pytest
 
 from sandboxd import Client, errors
 from sandboxd.backends.fake import FakeBackend
+from sandboxd.backends.namespace import NamespaceBackend
 from sandboxd.bench.audit import Snapshot
 from sandboxd.child import child_daemon
 from sandboxd.client import Box
@@ -256,3 +257,20 @@ async def test_a_journal_that_is_none_is_begun_anew(tmp_path: Path) -> None:
             await box.exec(["true"])
         await full(client)
         assert "is begun anew" in (daemon.state / "daemon.log").read_text()
+
+
+async def test_a_launcher_that_dies_while_a_daemon_starts_is_replaced(tmp_path: Path) -> None:
+    async with restarts(tmp_path) as (daemon, client):
+        box = await _acquired(client)
+        backend = NamespaceBackend(daemon.state / "namespace")
+        await daemon.kill()
+        await backend.open()
+        assert backend.launcher_pid is not None
+        os.kill(backend.launcher_pid, signal.SIGKILL)
+        starting = asyncio.ensure_future(daemon.start())
+        # Whatever moment of its start the death falls into.
+        await backend.let_go()
+        await starting
+        with pytest.raises(errors.SandboxLost):
+            await box.exec(["true"])
+        assert (await (await _acquired(client)).exec(["true"])).ok
