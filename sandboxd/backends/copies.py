@@ -1,6 +1,6 @@
 """The launcher's copies of writable layers, each made by a process of its own: a copy may take seconds.
 
-sandboxes/{id}/upper        what a sandbox has written
+sandboxes/{id}/upper        what a sandbox has written, unless that is in memory
 sandboxes/branch.{name}     a copy of it that forks begin with; swept like what a sandbox leaves
 partial/{name}/tree         in the image store: one that becomes a layer of an image
 """
@@ -37,8 +37,10 @@ class Copies:
         self._partial = partial
         self._running: dict[str, int] = {}
 
-    def begin(self, message: dict[str, Any], reply: Reply) -> None:
-        """Copies what the message names to where it says; replies at the end."""
+    def begin(self, message: dict[str, Any], upper: int, reply: Reply) -> None:
+        """Copies what the message names, or the directory open as `upper`, to where it says; replies at the
+        end.
+        """
         target = message.get("to_branch") or message["to_partial"]
         try:
             heard, told = os.pipe2(os.O_CLOEXEC)
@@ -53,7 +55,7 @@ class Copies:
             reply({"error": f"no process: {error.strerror}"})
             return
         if pid == 0:
-            self._copy(message, told)
+            self._copy(message, upper, told)
         os.close(told)
         self._running[target] = pid
         self._loop.watch(heard, IN | GONE, lambda _: self._ended(heard, target, reply))
@@ -70,7 +72,7 @@ class Copies:
         del self._running[target]
         reply(json.loads(answer or b'{"error": "the copying process was killed"}'))
 
-    def _copy(self, message: dict[str, Any], told: int) -> None:
+    def _copy(self, message: dict[str, Any], upper: int, told: int) -> None:
         answer: dict[str, Any] = {"error": "the copying process failed"}
         try:
             sys.prctl(sys.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -78,7 +80,7 @@ class Copies:
             os.umask(0)
             one_user = users.mapped_users() == 1
             copier = Copier(removable=one_user and "to_partial" in message)
-            copier.copy(self._source(message), self._target(message))
+            copier.copy(upper if upper >= 0 else self._source(message), self._target(message))
             answer = {"size": copier.size}
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
@@ -97,7 +99,7 @@ class Copies:
         try:
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise OSError(errno.ENOENT, "no writable layer to copy: it is gone, or kept in memory") from None
+            raise OSError(errno.ENOENT, "no writable layer to copy: it is gone") from None
 
     def _target(self, message: dict[str, Any]) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

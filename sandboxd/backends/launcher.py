@@ -34,7 +34,8 @@ import socket
 
 from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
 from sandboxd.backends.copies import Copies
-from sandboxd.backends.loop import GONE, IN, OUT, Loop, Timer
+from sandboxd.backends.line_socket import Lines
+from sandboxd.backends.loop import IN, Loop, Timer
 from sandboxd.backends.records import Records
 from sandboxd.backends.rootfs import BRANCH_PREFIX
 from sandboxd.backends.starter import Starter
@@ -42,7 +43,6 @@ from sandboxd.backends.sweeper import remove_tree
 
 VERSION = 3
 CONTROL_SOCKET = "launcher.sock"
-LINES_BYTES = 64 << 10
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,66 +50,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     Reply = Callable[[dict[str, Any]], None]
-
-
-class Lines:
-    """A socket of lines that never blocks: what the other side does not take yet waits here."""
-
-    def __init__(
-        self, loop: Loop, sock: socket.socket, heard: Callable[[bytes], None], ended: Callable[[], None]
-    ) -> None:
-        self._loop = loop
-        self._sock = sock
-        self._heard = heard
-        self._ended = ended
-        self._received = bytearray()
-        self._pending = bytearray()
-        sock.setblocking(False)
-        loop.watch(sock.fileno(), IN, self._ready)
-
-    def send(self, line: bytes) -> None:
-        """Queues a line; one that is gone misses it."""
-        if self._sock.fileno() >= 0:
-            self._pending += line + b"\n"
-            self._flush()
-
-    def close(self) -> None:
-        """As if the other side had gone."""
-        if self._sock.fileno() >= 0:
-            self._loop.unwatch(self._sock.fileno())
-            self._sock.close()
-            self._ended()
-
-    def _ready(self, mask: int) -> None:
-        if mask & OUT:
-            self._flush()
-        if mask & (IN | GONE):
-            self._receive()
-
-    def _receive(self) -> None:
-        try:
-            data = self._sock.recv(LINES_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._received += data
-        if not data:
-            self.close()
-            return
-        *lines, rest = self._received.split(b"\n")
-        self._received = rest
-        for line in lines:
-            self._heard(bytes(line))
-
-    def _flush(self) -> None:
-        try:
-            del self._pending[: self._sock.send(self._pending)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            return  # Its end is reported to `_receive`.
-        self._loop.watch(self._sock.fileno(), IN | OUT if self._pending else IN, self._ready)
 
 
 class Daemon:
@@ -138,14 +78,17 @@ class Daemon:
 
 
 class Sandbox:
-    """One sandbox as the launcher knows it: its pid once it has one, its image, and who waits for its end."""
+    """One sandbox as the launcher knows it: its pid once it has one, its image, who waits for its end, and a
+    descriptor of its writable layer where that is in memory.
+    """
 
-    __slots__ = ("dead", "image", "pid", "waiting")
+    __slots__ = ("dead", "image", "pid", "upper", "waiting")
 
     def __init__(self) -> None:
         self.pid = 0
         self.image = ""
         self.dead = False
+        self.upper = -1
         self.waiting: list[Reply] = []
 
 
@@ -176,7 +119,7 @@ class Launcher:
         self._names: dict[int, str] = {}
         self._closing: list[Reply] | None = None
         self._alone: Timer | None = None
-        self._starter = Starter(self.loop, starter, self._on_ended, self._on_starter_gone)
+        self._starter = Starter(self.loop, starter, self._on_ended, self._on_given, self._on_starter_gone)
         for number, steps in confinement.blocks().items():
             self._starter.define(number, steps)
         self._watch()
@@ -237,7 +180,8 @@ class Launcher:
         elif what == "destroy":
             self._destroy(message["id"], reply)
         elif what == "copy":
-            self._copies.begin(message, self._while_it_lives(message, reply))
+            upper = self._sandboxes[message["id"]].upper if message.get("id") in self._sandboxes else -1
+            self._copies.begin(message, upper, self._while_it_lives(message, reply))
         elif what == "give up":
             self._copies.give_up(message["copy"])
             reply({})
@@ -337,6 +281,9 @@ class Launcher:
         except ChildProcessError:
             return
 
+    def _on_given(self, name: str, upper: int) -> None:
+        self._sandboxes[name].upper = upper
+
     def _on_ended(self, pid: int, status: int) -> None:
         name = self._names.pop(pid)
         self._died(name, _cause(name, status))
@@ -364,6 +311,8 @@ class Launcher:
         if name in self._sandboxes:
             sandbox = self._sandboxes.pop(name)
             waiting = sandbox.waiting
+            if sandbox.upper >= 0:
+                os.close(sandbox.upper)
             if sandbox.image:
                 self._records.release(sandbox.image)
         for reply in waiting:

@@ -285,7 +285,7 @@ class NamespaceBackend:
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         """See `base.Backend.branch`."""
         image = self._images.get(sandbox_id)
-        await self._snapshots(await self._connected()).branch(sandbox_id, template, branch)
+        await self._snapshots(await self._connected()).branch(sandbox_id, branch)
         same = image.id if image is not None else None  # its name may have got another since
         return replace(template, image=same, branches=(*template.branches, branch), setup=())
 

@@ -16,7 +16,7 @@ import stat
 
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.starter import PROGRAM
-from sandboxd.backends.steps import HERE
+from sandboxd.backends.steps import HERE, UPPER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -229,6 +229,7 @@ class Base:
             *steps,
             ("mkdir", HERE, f"{home}/upper", 0o755),
             ("mkdir", HERE, f"{home}/work", 0o755),
+            *([] if disk is None else self._given(f"{home}/upper", sandbox_id)),
             ("mount", "overlay", "/m", "overlay", SAFE, options),
             ("mount", "/dev", "/m/dev", "", sys.MS_MOVE, ""),
             ("mount", "tmpfs", "/m/tmp", "tmpfs", SAFE, f"mode=1777,size={size}"),
@@ -241,6 +242,15 @@ class Base:
             # one, and those in /proc lead to this process's own descriptors.
             ("workspace", "/workspace", self._owner, host_system),
             ("workspace", cwd, self._owner, host_system),
+        ]
+
+    @staticmethod
+    def _given(upper: str, sandbox_id: str) -> list[Step]:
+        """What is not on the host's disk can be copied by its descriptor only."""
+        return [
+            ("open", HERE, upper, os.O_RDONLY | os.O_DIRECTORY, UPPER, False),
+            ("give", UPPER, sandbox_id),
+            ("close", UPPER),
         ]
 
     def blocks(self) -> dict[int, list[Step]]:

@@ -23,9 +23,8 @@ class Snapshots:
         self._link = link
         self._uid_base = uid_base
 
-    async def branch(self, sandbox_id: str, template: Template, branch: str) -> None:
+    async def branch(self, sandbox_id: str, branch: str) -> None:
         """See `base.Backend.branch`."""
-        _check(template)
         try:
             await self._copy(id=sandbox_id, to_branch=branch)
         except BaseException:
@@ -44,7 +43,6 @@ class Snapshots:
         self, store: ImageStore, name: str, sandbox_id: str, template: Template, base: Image | None
     ) -> int:
         """See `base.Backend.snapshot`; `base` is the image of the sandbox. Raises also ImageError."""
-        _check(template)
         try:
             check_name(name)
         except ImageError as error:
@@ -110,11 +108,3 @@ class Snapshots:
             )
         size: int = answer["size"]
         return size
-
-
-def _check(template: Template) -> None:
-    if template.limits.disk_bytes is not None:
-        raise InvalidRequest(
-            "a sandbox with disk_bytes keeps what it writes in memory, which cannot be copied; leave the"
-            " limit out of the pool"
-        )

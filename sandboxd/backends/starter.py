@@ -51,15 +51,21 @@ class Starter:
     """Orders to the starter and what it tells; never waits for it.
 
     `ended` hears the pid and the wait status of each sandbox's first process, after its start was answered;
-    `gone` that the starter died.
+    `given` a sandbox's name and the descriptor that it hands over; `gone` that the starter died.
     """
 
     def __init__(
-        self, loop: Loop, sock: socket.socket, ended: Callable[[int, int], None], gone: Callable[[], None]
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        ended: Callable[[int, int], None],
+        given: Callable[[str, int], None],
+        gone: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._ended = ended
+        self._given = given
         self._gone = gone
         self._orders: deque[bytes] = deque()
         self._asked: deque[Started] = deque()
@@ -108,8 +114,9 @@ class Starter:
             self._receive()
 
     def _receive(self) -> None:
+        handed: list[int] = []
         try:
-            answer = self._sock.recv(ANSWER_BYTES)
+            answer, handed, _, _ = socket.recv_fds(self._sock, ANSWER_BYTES, 1)
         except BlockingIOError:
             return
         except OSError:
@@ -121,6 +128,9 @@ class Starter:
             self._asked.popleft()(0, os.fsdecode(body))
         elif kind == b"e":
             self._ended(*struct.unpack("=ii", body))
+        elif kind == b"d" and handed:
+            os.set_inheritable(handed[0], False)
+            self._given(os.fsdecode(body), handed[0])
         else:
             self._loop.unwatch(self._sock.fileno())
             self._gone()

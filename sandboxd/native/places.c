@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -98,6 +99,25 @@ int op_close(struct start *start, const struct argument *a) {
     int fd = start->slots[a[0].number];
     start->slots[a[0].number] = -1;
     return fd < 0 ? 0 : close(fd);
+}
+
+/* slot, name: hands the descriptor to the launcher */
+int op_give(struct start *start, const struct argument *a) {
+    char kind = 'd';
+    struct iovec parts[] = {{&kind, 1}, {(void *)(uintptr_t)a[1].text, a[1].size}};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr aligned;
+    } room = {{0}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    message.msg_control = &room;
+    message.msg_controllen = sizeof room;
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(rights), &start->slots[a[0].number], sizeof(int));
+    return sendmsg(start->control, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
 }
 
 /* path */

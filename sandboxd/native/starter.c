@@ -7,6 +7,7 @@
  *                                          sandbox's first → s PID(4), or f and what failed
  *     k PID(4)                             kill
  *                                          → e PID(4) STATUS(4) once a sandbox's first process has ended
+ *                                          → d NAME and a descriptor, from a sandbox on its way
  * Starts are answered in order. Nothing is read, and no child reaped, while an answer waits to be taken. */
 #include "starter.h"
 
@@ -121,7 +122,7 @@ static pid_t copy(struct start *start) {
 }
 
 static void start_one(struct starter *starter, const unsigned char *body, size_t size) {
-    struct start start = {.group = -1, .blocks = starter->blocks, .what = "order"};
+    struct start start = {.control = starter->control, .group = -1, .blocks = starter->blocks, .what = "order"};
     uint32_t ours;
     memcpy(start.slots, starter->inherited, sizeof start.slots);
     if (size < sizeof ours || (memcpy(&ours, body, sizeof ours), ours > size - sizeof ours)) {

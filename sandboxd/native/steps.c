@@ -42,6 +42,7 @@ static const struct {
     {"seccomp", "b", op_seccomp},
     {"into", "d", op_into},
     {"join", "d", op_join},
+    {"give", "ds", op_give},
 };
 enum { OP_BLOCK, OP_COUNT = sizeof OPS / sizeof *OPS };
 

@@ -34,6 +34,7 @@ struct block {
  * was about. */
 struct start {
     int slots[SLOTS];
+    int control;       /* the socket to the launcher */
     int group, joined; /* the control group that the new process begins in (-1: none), and whether it did */
     const struct block *blocks;
     char what[WHAT];

@@ -97,3 +97,18 @@ async def test_a_host_short_of_disk_refuses_starts_by_name(tmp_path: Path) -> No
             await backend.close()
     finally:
         subprocess.run(["umount", small], check=True)  # noqa: ASYNC221
+
+
+async def test_a_layer_in_memory_is_forked_too(backend: NamespaceBackend) -> None:
+    template = replace(TEMPLATE, limits=Limits(disk_bytes=8 << 20))
+    source = await backend.create("source", template)
+    assert (await shell(source, "echo before > state; head -c 1000000 /dev/zero > large")).code == 0
+    forks = await backend.branch("source", template, "b")
+    assert (await shell(source, "echo after > state")).code == 0
+    fork = await backend.create("fork", forks)
+    assert (await shell(fork, "cat state; stat -c %s large")).stdout == b"before\n1000000\n"
+    # The fork has a bound of its own, for what it writes itself.
+    assert (await shell(fork, "head -c 9000000 /dev/zero > more")).code != 0
+    for name in ("source", "fork"):
+        await backend.destroy(name)
+    await backend.prune("b")
