@@ -122,7 +122,8 @@ static pid_t copy(struct start *start) {
 }
 
 static void start_one(struct starter *starter, const unsigned char *body, size_t size) {
-    struct start start = {.control = starter->control, .group = -1, .blocks = starter->blocks, .what = "order"};
+    struct start start = {.control = starter->control, .group = -1, .what = "order"};
+    start.blocks = starter->blocks;
     uint32_t ours;
     memcpy(start.slots, starter->inherited, sizeof start.slots);
     if (size < sizeof ours || (memcpy(&ours, body, sizeof ours), ours > size - sizeof ours)) {
