@@ -1,19 +1,20 @@
 """How many sandboxes may be starting at once on a host that nobody has measured, and how fast they may begin.
 
 Pure: the caller says the time. Additive increase, multiplicative decrease (Chiu and Jain, 1989), steered by
-what the host achieves and not by how long a start takes: once the processors are busy, each start takes longer
-in proportion to how many there are (Little's law, L = X · W) while as many as before are ready each second. A
-threshold on latency cannot tell that harmless state from a host in trouble. So the limit is held where one more
-start at once yields no more ready sandboxes a second, and compared with its neighbours again and again, as PCC
-(Dong et al., NSDI 2015) does for a connection's rate with measured utility. The utility here is the successes a
-second by Little's law,
+what the host achieves and not by how long a start takes: once the processors are busy, each start takes
+longer in proportion to how many there are (Little's law, L = X · W) while as many as before are ready each
+second. A threshold on latency cannot tell that harmless state from a host in trouble. So the limit is held
+where one more start at once yields no more ready sandboxes a second, and compared with its neighbours again
+and again, as PCC (Dong et al., NSDI 2015) does for a connection's rate with measured utility. The utility
+here is the successes a second by Little's law,
 
     (L / W) · ok / (ok + failed)
 
 with L the mean number under way and W the mean duration of the starts of one round: unlike a count of what
-became ready in a span of time it holds for the short bursts that a pool asks for, too. When a host achieves less
-than half of what it did at the same limit, which is to say that a start takes more than twice as long out of
-proportion to their number, or when most starts fail, the limit is halved and the host measured anew from there.
+became ready in a span of time it holds for the short bursts that a pool asks for, too. When a host achieves
+less than half of what it did at the same limit, which is to say that a start takes more than twice as long
+out of proportion to their number, or when most starts fail, the limit is halved and the host measured anew
+from there.
 """
 
 from __future__ import annotations
@@ -211,8 +212,8 @@ class Pace:
 
 @dataclass(slots=True)
 class Bucket:
-    """At most `rate` starts a second on average, and one second's worth at once (token bucket); a `rate` of None
-    is no bound.
+    """At most `rate` starts a second on average, and one second's worth at once (token bucket); a `rate` of
+    None is no bound.
     """
 
     rate: float | None = None

@@ -16,8 +16,9 @@ CAPACITY = Callable[[int, float], float]
 
 @dataclass(slots=True)
 class Host:
-    """Processor sharing: the starts under way share the capacity equally; each needs gamma-distributed work with
-    mean 1 and a coefficient of variation of `1/sqrt(shape)`. More than `fails_above` at once: a new one fails.
+    """Processor sharing: the starts under way share the capacity equally; each needs gamma-distributed work
+    with mean 1 and a coefficient of variation of `1/sqrt(shape)`. More than `fails_above` at once: a new
+    one fails.
     """
 
     capacity: CAPACITY
@@ -54,13 +55,13 @@ def processors(cores: int, each: float = 1.0) -> CAPACITY:
     return lambda at_once, _: min(at_once, cores) / each
 
 
-def engine(at_once: int, now: float) -> float:  # noqa: ARG001 - a capacity
-    """As the Docker Engine on two cores: best at 3, worse beyond (measured 8.4, 5.1, 4.8, 4.8, 5.0 s for 48 at
-    1, 2, 4, 8, 16 at once), here with a steeper fall.
+def engine(at_once: int, now: float) -> float:
+    """As the Docker Engine on two cores: best at 3, worse beyond (measured 8.4, 5.1, 4.8, 4.8, 5.0 s for 48
+    at 1, 2, 4, 8, 16 at once), here with a steeper fall.
     """
     return {1: 5.7, 2: 9.4, 3: 10.0, 4: 10.0}.get(at_once, 10.0 * (4 / at_once) ** 0.6)
 
 
-def waiting(at_once: int, now: float) -> float:  # noqa: ARG001 - a capacity
+def waiting(at_once: int, now: float) -> float:
     """Starts that mostly wait: what one more brings shrinks slowly (Amdahl's law with 3 % in series)."""
     return at_once / (1 + 0.03 * (at_once - 1))

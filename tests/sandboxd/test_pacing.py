@@ -1,4 +1,4 @@
-"""The limit on starts at once: on simulated hosts it comes near the best fixed one, and backs off from trouble."""
+"""The limit on starts at once: on simulated hosts it comes near the best fixed one, and backs off."""
 
 from __future__ import annotations
 

@@ -1,0 +1,37 @@
+"""One wake-up call of many: the earliest that anybody has asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sandboxd.clock import Clock
+
+
+class Alarm:
+    """Calls `ring` at a time of the clock, in a task of `tasks`. It may ring without need, never too late."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._at: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def set(self, at: float, tasks: asyncio.TaskGroup) -> None:
+        """Rings at this time, in seconds, unless it rings before; whoever needs it again asks again."""
+        if self._at is not None and self._at <= at:
+            return
+        self.cancel()
+        self._at = at
+        self._task = tasks.create_task(self._wait(at), name="alarm")
+
+    def cancel(self) -> None:
+        """Does not ring."""
+        if self._task:
+            self._task.cancel()
+        self._at = self._task = None
+
+    async def _wait(self, at: float) -> None:
+        await self._clock.sleep(at - self._clock.now())
+        self._at = self._task = None
+        self._ring()
