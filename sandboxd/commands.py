@@ -16,7 +16,7 @@ from rich.table import Table
 from sandboxd import terminal
 from sandboxd.client import Client
 from sandboxd.config import ConfigError
-from sandboxd.types import Exited, ExitReason
+from sandboxd.types import Exited, ExitReason, PoolState
 
 if TYPE_CHECKING:
     from sandboxd.bench.docker_sdk import Bare
@@ -95,7 +95,8 @@ async def list_pools(arguments: argparse.Namespace) -> int:
     console.print(table)
     for name, stats in pools.items():
         if stats.last_failure:
-            console.print(f"{name}: last failed start: {stats.last_failure}", markup=False)
+            what = "DEGRADED" if stats.state is PoolState.DEGRADED else "last failed start"
+            console.print(f"{name}: {what}: {stats.last_failure}", markup=False)
     return 0
 
 

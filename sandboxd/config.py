@@ -13,11 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from sandboxd.backends.faults import Fault
 from sandboxd.ledger import Bounds
+from sandboxd.pacing import Pace
 from sandboxd.pool import PoolOptions
+from sandboxd.regulator import Regulation
+from sandboxd.slots import Slots
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import POOL_ID, Limits, Network, Template
 
@@ -95,11 +98,17 @@ class PoolConfig(_Section):
     runtime: str | None = None
     """The Docker Engine's runtime, `runsc` say; its default when unset."""
     warm: Count = 8
-    """Sandboxes kept ready."""
+    """Sandboxes kept ready, at least."""
+    warm_limit: Count | None = None
+    """Sandboxes kept ready at most, as demand asks for; as many as `warm` when unset."""
     size_limit: Annotated[int, Field(ge=1, le=100_000)] = 1024
     """Sandboxes that may exist at once, in any state."""
-    start_limit: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Sandboxes that may be starting at once."""
+    start_limit: Annotated[int, Field(ge=1, le=1024)] = 64
+    """Sandboxes that may be starting at once, at most; how many do is found out."""
+    start_limit_min: Annotated[int, Field(ge=1, le=1024)] = 1
+    """And at least; equal to `start_limit`, it is always that many."""
+    starts_per_second: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Starts of this pool that may begin in a second, on average; any number when unset."""
     waiting_limit: Count = 10_000
     """Callers that may wait at once; the next hears QUEUE_FULL."""
     ttl_seconds: Seconds = 300.0
@@ -126,6 +135,20 @@ class PoolConfig(_Section):
             raise ValueError("must be an absolute path")
         return value
 
+    @field_validator("warm_limit")
+    @classmethod
+    def _above_warm(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value < info.data.get("warm", 0):
+            raise ValueError(f"must not be below warm, which is {info.data['warm']}")
+        return value
+
+    @field_validator("start_limit_min")
+    @classmethod
+    def _below_limit(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("start_limit", value):
+            raise ValueError(f"must not be above start_limit, which is {info.data['start_limit']}")
+        return value
+
     def template(self, name: str) -> Template:
         """What the backend needs to know."""
         return Template(
@@ -141,8 +164,8 @@ class PoolConfig(_Section):
             pull_timeout=self.pull_timeout_seconds,
         )
 
-    def options(self, weights: Mapping[str, int] | None = None) -> PoolOptions:
-        """What the pool needs to know; `weights` are those of the tenants."""
+    def options(self, weights: Mapping[str, int] | None = None, slots: Slots | None = None) -> PoolOptions:
+        """What the pool needs to know; `weights` are those of the tenants, `slots` those of its backend."""
         return PoolOptions(
             bounds=Bounds(
                 warm_target=min(self.warm, self.size_limit),
@@ -157,6 +180,11 @@ class PoolConfig(_Section):
                 budget=self.retry.budget_seconds,
                 pause=self.retry.pause_seconds,
                 pause_limit=self.retry.pause_limit_seconds,
+            ),
+            regulation=Regulation(
+                slots=slots,
+                starts_per_second=self.starts_per_second,
+                warm_limit=None if self.warm_limit is None else min(self.warm_limit, self.size_limit),
             ),
         )
 
@@ -224,6 +252,15 @@ class Config(_Section):
     def weights(self) -> dict[str, int]:
         """The shares of the tenants that are named."""
         return {name: tenant.weight for name, tenant in self.tenants.items()}
+
+    def pace(self, backend: str) -> Pace:
+        """The limit on starts at once that all pools of a backend share; it begins at two a processor."""
+        pools = [pool for pool in self.pools.values() if pool.backend == backend]
+        return Pace(
+            floor=max(pool.start_limit_min for pool in pools),
+            ceiling=max(pool.start_limit for pool in pools),
+            first=2 * (os.cpu_count() or 1),
+        )
 
     def addresses(self) -> list[str]:
         """Where the daemon listens."""

@@ -35,6 +35,7 @@ from sandboxd.lifetime import Tasks
 from sandboxd.pool import Pool
 from sandboxd.recovery import reclaim, recover
 from sandboxd.service import Pools, PoolService, SandboxService
+from sandboxd.slots import Slots
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 
@@ -127,6 +128,7 @@ async def _open_pools(
 ) -> dict[str, Pool]:
     """Pools that go on where a killed daemon's ended, and the end of what is nobody's."""
     unclaimed = {kind: set(await backend.list_ids()) for kind, backend in backends.items()}
+    slots = {kind: Slots(carried.config.pace(kind)) for kind in backends}
     pools = {}
     for name, settings in carried.config.pools.items():
         backend, own = backends[settings.backend], journal.pool(name)
@@ -134,7 +136,7 @@ async def _open_pools(
             name,
             backend=backend,
             template=settings.template(name),
-            options=carried.options(name),
+            options=carried.options(name, slots[settings.backend]),
             clock=clock,
             journal=own,
         )

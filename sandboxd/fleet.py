@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import statistics
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
+from sandboxd.alarm import Alarm
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
@@ -23,15 +22,14 @@ from sandboxd.journal import Journal
 from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds, Ledger
 from sandboxd.lifetime import Tasks, settle, told_later
+from sandboxd.regulator import Regulation, Regulator
 from sandboxd.sandbox import Sandbox
 from sandboxd.starting import RetryPolicy, Starter
+from sandboxd.turns import Turns
 from sandboxd.types import SandboxState, Template
 
 logger = logging.getLogger(__name__)
 
-START_SAMPLES = 256
-# A template whose starts fail for good is tried again by itself after these pauses, doubling each time.
-FILL_PAUSE_FIRST, FILL_PAUSE_LAST = 1.0, 60.0
 # A destruction that fails is tried again after this pause; meanwhile the sandbox counts as deleting.
 DESTROY_PAUSE = 1.0
 
@@ -66,25 +64,25 @@ class Fleet:
         self.sandboxes: dict[str, Sandbox] = {}
         self.journal = journal
         self._made_from = template.digest
-        self.last_failure = ""
         self._name = name
         self._template = template
         self._backend = backend
         self._clock = clock
-        self._starter = Starter(backend, template, retry, clock)
         self._retry = retry
         self._slots: dict[str, asyncio.Future[None]] = {}
-        self._start_seconds: deque[float] = deque(maxlen=START_SAMPLES)
-        self._fill_pause = 0.0
-        self._may_fill = True
-        self._refill: asyncio.Task[None] | None = None
+        self._alarm = Alarm(clock, self.pump)
+        self._woken = False
         self._pruning: asyncio.Task[None] | None = None
         self._closing = False
 
-    def bind(self, bounds: Bounds, listener: Listener) -> Ledger:
+    def bind(self, bounds: Bounds, regulation: Regulation, listener: Listener) -> Ledger:
         """Makes the ledger that this fleet carries out, and names who hears of grants."""
+        self.regulator = Regulator(self._name, regulation, bounds, self._wake)
+        slots, bucket = self.regulator.slots, self.regulator.bucket
         self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{uuid.uuid4().hex[:12]}")
-        self._forks = Forks(self._backend, self._retry, self._clock, self.ledger.fork_limit)
+        self._starter = Starter(self._backend, self._template, self._retry, self._clock, slots.pace)
+        turns = Turns(slots, bucket, self._clock, self.ledger.fork_limit)
+        self._forks = Forks(self._backend, self._retry, self._clock, turns)
         self._listener = listener
         return self.ledger
 
@@ -102,8 +100,8 @@ class Fleet:
 
     def _close(self) -> None:
         self._closing = True
-        if self._refill:
-            self._refill.cancel()
+        self._alarm.cancel()
+        self.regulator.end()
         for sandbox in list(self.sandboxes.values()):
             match sandbox.state:
                 case SandboxState.STARTING if sandbox.task and sandbox.id in self.ledger.forking:
@@ -130,15 +128,13 @@ class Fleet:
         if sandbox.template:
             self._forks.count_in(sandbox.template)
 
-    def start_seconds(self) -> float | None:
-        """Median of recent starts, in seconds; None before the first."""
-        return statistics.median(self._start_seconds) if self._start_seconds else None
-
     def pump(self) -> None:
         """Carries out the ledger's plan: call after anything that may change it."""
         if self._closing:
             return
-        plan = self.ledger.plan(may_fill=self._may_fill)
+        plan, again = self.regulator.plan(self.ledger, self._clock.now())
+        if again is not None:
+            self._alarm.set(again, self._tasks)
         for ticket, names in plan.grant:
             granted = [self.sandboxes[name] for name in names]
             for sandbox in granted:
@@ -154,6 +150,16 @@ class Fleet:
             self._begin_to_destroy(self.sandboxes[sandbox_id])
         # Before anybody hears of it: those who wait run after this.
         self.journal.commit(self.ledger.totals)
+
+    def _wake(self) -> None:
+        """Another pool has left slots; its own plan is finished first."""
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._woken = False
+        self.pump()
 
     def keep(self, sandbox: Sandbox) -> None:
         """Notes that it is ready, or what its lease says now; whoever calls this pumps or commits."""
@@ -173,8 +179,8 @@ class Fleet:
             self.ledger.deleting.add(sandbox.id)
             self._begin_to_destroy(sandbox)
             return
-        self._start_seconds.append(self._clock.now() - begin)
-        self._fill_pause, self._may_fill, self.last_failure = 0.0, True, ""
+        now = self._clock.now()
+        self.regulator.started(now, now - begin)
         sandbox.state = SandboxState.WARM
         self._begin_to_watch(sandbox)
         self.keep(sandbox)
@@ -201,7 +207,7 @@ class Fleet:
             await self._start_forks(source, forks)
             if not self._closing:
                 for fork in forks:
-                    self._start_seconds.append(self._clock.now() - begin)
+                    self.regulator.measured(self._clock.now() - begin)
                     fork.state = SandboxState.ACTIVE
                     self._begin_to_watch(fork)
                     self.ledger.forked(fork.id)
@@ -210,8 +216,7 @@ class Fleet:
                 done.set_result(None)
         except SandboxdError as error:
             self.ledger.totals.start_failures += 1
-            self.last_failure = error.message
-            logger.error("pool %s: forking %s: %s", self._name, source.id, error.message)
+            self.regulator.health.fork_failed(source.id, error.message)
             done.set_exception(error)
         finally:
             for fork in forks:
@@ -299,26 +304,9 @@ class Fleet:
     def _start_failed(self, sandbox: Sandbox, error: StartFailed) -> None:
         self._slots.pop(sandbox.id, None)
         del self.sandboxes[sandbox.id]
-        self.last_failure = error.message
-        log = f"; its last lines: {error.metadata['log']}" if error.metadata.get("log") else ""
-        logger.error("pool %s: %s%s", self._name, error.message, log)
+        self.regulator.health.failed(self._clock.now(), error.message, error.metadata.get("log", ""))
         for ticket in self.ledger.start_failed(sandbox.id, all_waiters=not error.retryable):
             self._listener.refused(ticket, error)
-        self._pause_filling()
-        self.pump()
-
-    def _pause_filling(self) -> None:
-        """A broken template makes no storm: only callers, or a pause that doubles, start it again."""
-        if self._closing or (self._refill and not self._refill.done()):
-            return
-        self._may_fill = False
-        self._fill_pause = min(max(FILL_PAUSE_FIRST, 2 * self._fill_pause), FILL_PAUSE_LAST)
-        self._refill = self._tasks.create_task(self._fill_later(), name=f"refill {self._name}")
-
-    async def _fill_later(self) -> None:
-        await self._clock.sleep(self._fill_pause)
-        self._may_fill = True
-        self._refill = None
         self.pump()
 
     def _begin_to_watch(self, sandbox: Sandbox) -> None:

@@ -11,20 +11,21 @@ from collections.abc import Iterator, Sequence
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.starting import RetryPolicy, Starter
+from sandboxd.turns import Turns
 from sandboxd.types import Template
 
 
 class Forks:
-    """Of one pool; `at_once` starts at a time. A copy (`Backend.branch`) without users is in `unused` until
-    `prune` has removed it.
+    """Of one pool, with the turns that its forks take. A copy (`Backend.branch`) without users is in `unused`
+    until `prune` has removed it.
     """
 
-    def __init__(self, backend: Backend, retry: RetryPolicy, clock: Clock, at_once: int) -> None:
+    def __init__(self, backend: Backend, retry: RetryPolicy, clock: Clock, turns: Turns) -> None:
         self.unused: set[str] = set()
         self._backend = backend
         self._retry = retry
         self._clock = clock
-        self._slots = asyncio.Semaphore(at_once)
+        self._turns = turns
         self._users: Counter[str] = Counter()
 
     async def branch(self, source: str, template: Template, users: int) -> Template:
@@ -41,10 +42,10 @@ class Forks:
         """Starts a sandbox of each name. After an error or a cancellation no start is under way and no
         connection open, but what was started by then is there. Raises what `Starter.start` raises.
         """
-        starter = Starter(self._backend, template, self._retry, self._clock)
+        starter = Starter(self._backend, template, self._retry, self._clock, self._turns.pace)
 
         async def start(name: str) -> Connection:
-            async with self._slots:
+            async with self._turns.one():
                 return await starter.start(name, between=self._clock.sleep)
 
         starts = [asyncio.ensure_future(start(name)) for name in names]

@@ -17,7 +17,7 @@ PAUSE_FIRST, PAUSE_LAST = 1.0, 60.0
 
 @dataclass(slots=True)
 class Health:
-    """Of the pool called `name`. `reason` is what the last failed start said, empty since the last success."""
+    """Of the pool `name`. `reason` is what the last failed start said, empty since the last success."""
 
     name: str
     reason: str = ""
@@ -25,10 +25,6 @@ class Health:
     _since: float | None = field(init=False, default=None)
     _failures: int = field(init=False, default=0)
     _pause: float = field(init=False, default=0.0)
-
-    @property
-    def degraded(self) -> bool:
-        return self._since is not None
 
     def may_fill(self, now: float) -> bool:
         """Whether a start may be made for nobody but the pool."""

@@ -42,11 +42,15 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now; the ledger counts all of it as done. A ticket is granted all that it wants at once."""
+    """What to do now; the ledger counts all of it as done. A ticket is granted all that it wants at once.
+
+    `held_back` is how many more starts there would be with more room.
+    """
 
     start: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
     grant: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    held_back: int = 0
 
 
 @dataclass(slots=True)
@@ -147,12 +151,12 @@ class Ledger:
         """Takes a waiter out of the queue that was not granted anything."""
         self.waiting.remove(ticket)
 
-    def plan(self, *, may_fill: bool = True) -> Plan:
+    def plan(self, *, may_fill: bool = True, room: int | None = None) -> Plan:
         """Decides, and counts as done, what to grant, resume and start.
 
         Waiters are granted in the order of the queue; behind a gang that does not fit yet nobody is. While
         `degraded` (the last start failed for good) one start at a time probes whether that has changed;
-        with `may_fill` False it waits for a caller, too.
+        with `may_fill` False it waits for a caller, too. Not more than `room` starts begin or go on.
         """
         grants = []
         while (head := self.waiting.head()) is not None and self.waiting[head].count <= len(self.warm):
@@ -163,9 +167,12 @@ class Ledger:
             grants.append((head, granted))
         slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting)
         slots -= min(len(self.forking), self.fork_limit)
-        resumed = self._resume(slots)
-        started = self._start(slots - len(resumed), may_fill=may_fill)
-        return Plan(start=started, resume=resumed, grant=tuple(grants))
+        now = slots if room is None else min(slots, room)
+        resumed = self._resume(now)
+        started = self._start(now - len(resumed), may_fill=may_fill)
+        left = slots - len(resumed) - len(started)
+        held_back = max(0, min(left, len(self.resumable) + self._missing(may_fill=may_fill)))
+        return Plan(start=started, resume=resumed, grant=tuple(grants), held_back=held_back)
 
     def _resume(self, slots: int) -> tuple[str, ...]:
         resumed: list[str] = []
@@ -176,12 +183,16 @@ class Ledger:
         return tuple(resumed)
 
     def _start(self, slots: int, *, may_fill: bool) -> tuple[str, ...]:
-        ready = self.bounds.warm_target if may_fill else 0
-        wanted = ready + self.waiting.sandboxes - len(self.warm) - self.starting_count
-        count = min(wanted, slots, self.bounds.size_limit - self.size)
+        count = min(slots, self._missing(may_fill=may_fill))
         started = tuple(self.new_id() for _ in range(max(0, count)))
         self.starting.update(started)
         return started
+
+    def _missing(self, *, may_fill: bool) -> int:
+        """How many sandboxes should be on their way beside those that are."""
+        ready = self.bounds.warm_target if may_fill else 0
+        wanted = ready + self.waiting.sandboxes - len(self.warm) - self.starting_count
+        return max(0, min(wanted, self.bounds.size_limit - self.size))
 
     def start_succeeded(self, sandbox_id: str) -> None:
         """STARTING → WARM."""

@@ -28,9 +28,10 @@ from sandboxd.journal import REMEMBERED_ENDINGS, Ending, Entry, Journal, MemoryJ
 from sandboxd.leases import Lease, LeaseTable
 from sandboxd.ledger import Bounds
 from sandboxd.queueing import Claim
+from sandboxd.regulator import Regulation
 from sandboxd.sandbox import Sandbox, template_of
 from sandboxd.starting import RetryPolicy
-from sandboxd.types import PoolStats, SandboxState, Template
+from sandboxd.types import PoolState, PoolStats, SandboxState, Template
 from sandboxd.waiters import Waiters, Watch
 
 # Who could not renew because no daemon ran may do so for this long after the next has begun.
@@ -45,6 +46,7 @@ class PoolOptions:
     bounds: Bounds
     default_ttl: float = 300.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    regulation: Regulation = field(default_factory=Regulation)
     carried: Callable[[int], int] = int
 
 
@@ -74,7 +76,7 @@ class Pool:
             clock=self._clock,
             journal=self._journal,
         )
-        self._ledger = self._fleet.bind(options.bounds, self)
+        self._ledger = self._fleet.bind(options.bounds, options.regulation, self)
         self._leases = LeaseTable()
         self._nudge = asyncio.Event()
         self._waiters = Waiters(name, self._fleet, self._ledger, self._clock)
@@ -148,6 +150,7 @@ class Pool:
 
         async def acquire() -> list[str]:
             waiter = self._waiters.join(lease, claim)
+            self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
             self._fleet.pump()
             try:
                 await self._waiters.wait(waiter, timeout, watch)
@@ -257,10 +260,25 @@ class Pool:
     def resize(self, *, warm_target: int | None = None, size_limit: int | None = None) -> None:
         """Changes what the pool may have, within what the host carries; surplus warm ones are destroyed."""
         bounds = self._ledger.bounds
-        warm = bounds.warm_target if warm_target is None else warm_target
+        if warm_target is not None:
+            self._fleet.regulator.sizing.floor = warm_target
         bounds.size_limit = bounds.size_limit if size_limit is None else self._options.carried(size_limit)
-        bounds.warm_target = min(warm, bounds.size_limit)
         self._waiters.refuse(self._ledger.unmeetable(), self._ledger.too_large)
+        self._fleet.pump()
+
+    def announce(self, count: int, seconds: float) -> int:
+        """So many sandboxes are to be ready in `seconds` from now, beside those that always are. They are
+        begun in time for that, as fast as this host was measured to start them; what nobody has asked for
+        two minutes afterwards is given up. Returns a name for `withdraw`.
+        """
+        now = self._clock.now()
+        name = self._fleet.regulator.announce(now, count, now + seconds)
+        self._fleet.pump()
+        return name
+
+    def withdraw(self, name: int) -> None:
+        """What was announced is not wanted any more."""
+        self._fleet.regulator.sizing.withdraw(name)
         self._fleet.pump()
 
     def drain(self) -> None:
@@ -285,8 +303,10 @@ class Pool:
             lost_total=totals.lost,
             started_total=totals.started,
             start_failures_total=totals.start_failures,
-            start_seconds=self._fleet.start_seconds(),
-            last_failure=self._fleet.last_failure,
+            start_seconds=self._fleet.regulator.start_seconds,
+            last_failure=self._fleet.regulator.health.reason,
+            state=PoolState.DEGRADED if ledger.degraded else PoolState.OK,
+            start_limit=self._fleet.regulator.slots.pace.limit,
         )
 
     def check(self) -> None:

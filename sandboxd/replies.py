@@ -14,6 +14,7 @@ from sandboxd.types import (
     FileInfo,
     FileKind,
     Kept,
+    PoolState,
     PoolStats,
     QueuePosition,
     Started,
@@ -187,6 +188,8 @@ def stats(pool: pb.Pool) -> PoolStats:
         start_failures_total=pool.start_failures_total,
         start_seconds=started,
         last_failure=pool.last_failure,
+        state=PoolState.DEGRADED if pool.state == pb.POOL_STATE_DEGRADED else PoolState.OK,
+        start_limit=pool.start_limit,
     )
 
 

@@ -2,7 +2,7 @@
 
 Pure: the caller says the time. The target is
 
-    λ · S + reserve,   reserve = max(√(λ · S), largest arrival of late within S − λ · S)
+    λ · S + reserve,   reserve = max(√(λ · S), what arrived within the last S beyond λ · S)
 
 with λ the arrivals a second (exponentially weighted) and S the seconds from the decision to start a sandbox
 until it is ready. λ · S arrive on average meanwhile (Little's law); the square root covers the scatter of
@@ -100,9 +100,12 @@ class Sizing:
 
     def changes_at(self, now: float) -> float | None:
         """When the target will be another if nothing arrives; None: it stays."""
-        times = [self._falls_at(now)] if self._demanded(now) > self.floor else []
-        for announced in self._announced.values():
-            times.append(announced.since if announced.since > now else announced.by + KEPT_SECONDS)
+        times = [
+            announced.since if announced.since > now else announced.by + KEPT_SECONDS
+            for announced in self._announced.values()
+        ]
+        if self._demanded(now) > self.floor:
+            times.append(self._falls_at(now))
         return min(times, default=None)
 
     def _demanded(self, now: float) -> int:
@@ -123,7 +126,7 @@ class Sizing:
         self._held, self._held_at = max(wanted, self._faded(now)), now
 
     def _faded(self, now: float) -> float:
-        return self._held * 0.5 ** ((now - self._held_at) / HALVING_SECONDS)
+        return self._held * math.exp2((self._held_at - now) / HALVING_SECONDS)
 
     def _falls_at(self, now: float) -> float:
         """When the held demand has faded to the next whole number below the target."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
@@ -12,6 +13,7 @@ from tenacity.wait import wait_random_exponential
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import Phase, SandboxdError, StartFailed
+from sandboxd.pacing import Pace
 from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
 
 SETUP_LOG_BYTES = 4096
@@ -47,13 +49,16 @@ def _retryable(error: BaseException) -> bool:
 
 
 class Starter:
-    """Starts sandboxes of one template on one backend."""
+    """Starts sandboxes of one template on one backend, and tells `pace` how each attempt went."""
 
-    def __init__(self, backend: Backend, template: Template, policy: RetryPolicy, clock: Clock) -> None:
+    def __init__(
+        self, backend: Backend, template: Template, policy: RetryPolicy, clock: Clock, pace: Pace
+    ) -> None:
         self._backend = backend
         self._template = template
         self._policy = policy
         self._clock = clock
+        self._pace = pace
 
     async def start(self, sandbox_id: str, *, between: Callable[[float], Awaitable[None]]) -> Connection:
         """Returns a connection to a ready sandbox.
@@ -95,10 +100,30 @@ class Starter:
         )
 
     async def _attempt(self, sandbox_id: str) -> Connection:
-        try:
+        with self._failures():
             await self._backend.prepare(self._template)
-            async with self._clock.timeout(self._template.start_timeout):
-                connection = await self._backend.create(sandbox_id, self._template)
+        # A pull says nothing about how many can be started at once.
+        with self._measured():
+            return await self._bring_up(sandbox_id)
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        attempt, ok = self._pace.begin(self._clock.now()), None
+        try:
+            yield
+            ok = True
+        except StartFailed as error:
+            # What no repetition mends is the template's fault and not the host's.
+            ok = False if error.retryable else None
+            raise
+        finally:
+            self._pace.end(attempt, self._clock.now(), ok=ok)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Whatever it is, it is a start that failed."""
+        try:
+            yield
         except StartFailed:
             raise
         except TimeoutError as error:
@@ -106,6 +131,11 @@ class Starter:
             raise StartFailed(f"not ready within {limit:g} s", phase=Phase.READY) from error
         except SandboxdError as error:
             raise StartFailed(error.message, phase=error.phase, metadata=error.metadata) from error
+
+    async def _bring_up(self, sandbox_id: str) -> Connection:
+        with self._failures():
+            async with self._clock.timeout(self._template.start_timeout):
+                connection = await self._backend.create(sandbox_id, self._template)
         try:
             await self._set_up(connection)
         except BaseException:

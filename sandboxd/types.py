@@ -212,6 +212,13 @@ class Capabilities:
     notes: tuple[str, ...] = ()
 
 
+class PoolState(enum.StrEnum):
+    """OK, or DEGRADED: the last start failed for good, and one at a time shows whether that has changed."""
+
+    OK = "OK"
+    DEGRADED = "DEGRADED"
+
+
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
     """Where a waiter stands: how many callers are served before it, and how many sandboxes they want.
@@ -229,8 +236,9 @@ class QueuePosition:
 class PoolStats:
     """Counts of one pool at one moment, and its totals since the daemon started.
 
-    `start_seconds` is the median of recent starts, from the decision to ready; None before the first.
-    At any moment: acquired = released + expired + lost + active.
+    `warm_target` is that of this moment. `start_seconds` is the median of recent starts, from the decision to
+    ready; None before the first. `start_limit` is how many of all pools of the backend may be starting at
+    once. At any moment: acquired = released + expired + lost + active.
     """
 
     warm_target: int
@@ -248,3 +256,5 @@ class PoolStats:
     start_failures_total: int
     start_seconds: float | None
     last_failure: str = ""
+    state: PoolState = PoolState.OK
+    start_limit: int = 0

@@ -253,7 +253,8 @@ def resize(target: Pool, wanted: pb.Pool) -> None:
     size = wanted.size_limit if wanted.HasField("size_limit") else stats.size_limit
     if not 0 <= warm <= size or not 1 <= size <= COUNT_LIMIT:
         raise InvalidRequest(f"warm_count_target {warm} must be from 0 to size_limit {size}")
-    target.resize(warm_target=warm, size_limit=size)
+    # A target that follows demand is not made the least that is kept because something else is changed.
+    target.resize(warm_target=warm if wanted.HasField("warm_count_target") else None, size_limit=size)
 
 
 def duration(value: float) -> duration_pb2.Duration:
@@ -298,6 +299,8 @@ def pool(name: str, stats: PoolStats) -> pb.Pool:
         start_failures_total=stats.start_failures_total,
         start_duration=None if stats.start_seconds is None else duration(stats.start_seconds),
         last_failure=stats.last_failure,
+        state=f"POOL_STATE_{stats.state}",
+        start_limit=stats.start_limit,
     )
 
 

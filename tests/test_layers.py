@@ -51,11 +51,12 @@ LAYERS = [
     {"sandboxd.pool"},
     {"sandboxd.waiters"},
     {"sandboxd.fleet"},
-    {"sandboxd.starting", "sandboxd.sandbox"},
+    {"sandboxd.starting", "sandboxd.sandbox", "sandboxd.regulator", "sandboxd.turns"},
     {"sandboxd.backends", "sandboxd.images"},
     {"sandboxd.journal"},
     {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates"},
-    {"sandboxd.queueing"},
+    {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},
+    {"sandboxd.queueing", "sandboxd.pacing"},
     {"sandboxd.lines"},
     {"sandboxd.types", "sandboxd.errors"},
 ]
@@ -81,6 +82,7 @@ def test_the_daemons_layers() -> None:
 
 def test_pure_modules_import_no_one_who_waits() -> None:
     pure = ("errors", "types", "ledger", "leases", "lines", "queueing", "rates")
+    pure += ("pacing", "slots", "sizing", "health")
     allowed = {"sandboxd", *(f"sandboxd.{name}" for name in pure)}
     for name in pure:
         path = ROOT / "sandboxd" / f"{name}.py"

@@ -32,8 +32,6 @@ from sandboxd.types import Capabilities, Template
 
 SANDBOX_LABEL = "sandboxd.sandbox"
 SANDBOX_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-# Measured knee of the Engine's throughput; more at once only makes each start slower.
-STARTS_AT_ONCE = 4
 BY_ENGINE = (
     "commands run through the Engine's exec API: 60 to 200 ms each, without signals, terminals, named"
     " commands and CPU times"
@@ -63,7 +61,6 @@ class DockerBackend:
         self._engine = engine or Engine()
         self._instance = instance(state_dir)
         self._images = Images(self._engine, self._instance)
-        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
         self._capabilities = Capabilities("docker")
 
     async def open(self) -> None:
@@ -101,22 +98,21 @@ class DockerBackend:
         if not SANDBOX_ID.fullmatch(sandbox_id):
             raise InvalidRequest(f"{sandbox_id!r} cannot be part of a container's name")
         image = await self._images.get(template)
-        async with self._starting:
-            start = Start(self._engine, self._name(sandbox_id), self._directory(sandbox_id), self._guest)
-            try:
-                async with asyncio.timeout(template.start_timeout):
-                    await start.run(template, image, self._labels(sandbox_id))
-            except TimeoutError as error:
-                await self.destroy(sandbox_id)
-                raise start.failed(f"not ready within {template.start_timeout:g} s") from error
-            except (docker.errors.APIError, EngineRefused) as error:
-                await self.destroy(sandbox_id)
-                if isinstance(error, docker.errors.ImageNotFound):
-                    self._images.forget(template.image)
-                raise start.refused(error) from error
-            except BaseException:
-                await self.destroy(sandbox_id)
-                raise
+        start = Start(self._engine, self._name(sandbox_id), self._directory(sandbox_id), self._guest)
+        try:
+            async with asyncio.timeout(template.start_timeout):
+                await start.run(template, image, self._labels(sandbox_id))
+        except TimeoutError as error:
+            await self.destroy(sandbox_id)
+            raise start.failed(f"not ready within {template.start_timeout:g} s") from error
+        except (docker.errors.APIError, EngineRefused) as error:
+            await self.destroy(sandbox_id)
+            if isinstance(error, docker.errors.ImageNotFound):
+                self._images.forget(template.image)
+            raise start.refused(error) from error
+        except BaseException:
+            await self.destroy(sandbox_id)
+            raise
         return self._connection(sandbox_id, template)
 
     def _connection(self, sandbox_id: str, template: Template) -> Connection:

@@ -35,7 +35,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """The pool to measure; `start_limit` None leaves its default. `size` bounds sandboxes and waiters;
+    """The pool to measure; `start_limit` None leaves it to be found out. `size` bounds sandboxes and waiters;
     `limits` are those of each sandbox that differ from the default.
     """
 
@@ -62,7 +62,7 @@ class PoolOptions:
         if self.image:
             lines.append(f"image = {toml_value(self.image)}")
         if self.start_limit:
-            lines.append(f"start_limit = {self.start_limit}")
+            lines += [f"start_limit = {self.start_limit}", f"start_limit_min = {self.start_limit}"]
         lines += [f"limits.{name} = {value}" for name, value in self.limits.items()]
         return "\n".join(lines) + "\n"
 

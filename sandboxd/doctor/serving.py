@@ -10,6 +10,7 @@ from sandboxd.doctor.capacity import Capacity, Share, limits
 from sandboxd.doctor.demands import demands
 from sandboxd.doctor.facts import Facts
 from sandboxd.pool import PoolOptions
+from sandboxd.slots import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,11 @@ class Carried:
         for name, share in self._capacity.shares.items():
             self._tell(name, config.pools[name].size_limit, share)
 
-    def options(self, name: str) -> PoolOptions:
-        """The pool's options, with a ceiling that the host carries, now and at each change of it."""
-        options = self.config.pools[name].options(self.config.weights())
+    def options(self, name: str, slots: Slots) -> PoolOptions:
+        """The pool's options, with a ceiling that the host carries, now and at each change of it; `slots` are
+        those of its backend.
+        """
+        options = self.config.pools[name].options(self.config.weights(), slots)
         size = self._capacity.shares[name].count
         warm = min(options.bounds.warm_target, size)
         bounds = replace(options.bounds, size_limit=size, warm_target=warm)

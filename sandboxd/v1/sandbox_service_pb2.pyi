@@ -13,6 +13,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PoolState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOL_STATE_UNSPECIFIED: _ClassVar[PoolState]
+    POOL_STATE_OK: _ClassVar[PoolState]
+    POOL_STATE_DEGRADED: _ClassVar[PoolState]
+POOL_STATE_UNSPECIFIED: PoolState
+POOL_STATE_OK: PoolState
+POOL_STATE_DEGRADED: PoolState
+
 class Sandbox(_message.Message):
     __slots__ = ("name", "pool", "state", "create_time", "expire_time", "labels")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -524,7 +533,7 @@ class DownloadTreeResponse(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure")
+    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure", "state", "start_limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WARM_COUNT_TARGET_FIELD_NUMBER: _ClassVar[int]
     SIZE_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +550,8 @@ class Pool(_message.Message):
     START_FAILURES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     START_DURATION_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    START_LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
     warm_count_target: int
     size_limit: int
@@ -557,7 +568,9 @@ class Pool(_message.Message):
     start_failures_total: int
     start_duration: _duration_pb2.Duration
     last_failure: str
-    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ...) -> None: ...
+    state: PoolState
+    start_limit: int
+    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., start_limit: _Optional[int] = ...) -> None: ...
 
 class GetPoolRequest(_message.Message):
     __slots__ = ("name",)

@@ -19,7 +19,8 @@ from sandboxd.errors import (
     SandboxNotFound,
     StartFailed,
 )
-from sandboxd.fleet import DESTROY_PAUSE, FILL_PAUSE_FIRST
+from sandboxd.fleet import DESTROY_PAUSE
+from sandboxd.health import PAUSE_FIRST
 from sandboxd.leases import Lease
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Template
@@ -236,7 +237,7 @@ async def test_a_hung_start_ends_with_the_timeout(rig: OpenRig) -> None:
 async def test_a_broken_template_makes_no_storm(rig: OpenRig) -> None:
     async with rig(warm=50, faults=["fail start 1"], retry=RetryPolicy(attempts=1)) as r:
         after_first = r.pool.stats().start_failures_total
-        await r.advance(FILL_PAUSE_FIRST)
+        await r.advance(PAUSE_FIRST)
         assert r.pool.stats().start_failures_total == after_first + 1
         assert "fail start" in r.pool.stats().last_failure
         r.faulty.faults = ()

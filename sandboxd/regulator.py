@@ -1,0 +1,89 @@
+"""When a pool starts sandboxes, how many at a time and how many in all: what demand, host and failures say.
+
+Pure but for `wake`. The ledger decides what to start; this says within which bounds, from one plan to the
+next.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sandboxd.health import Health
+from sandboxd.ledger import Bounds, Ledger, Plan
+from sandboxd.pacing import Bucket, Pace
+from sandboxd.sizing import Sizing
+from sandboxd.slots import Slots
+
+START_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Regulation:
+    """What a pool's settings say about its starts.
+
+    `slots` are those of its backend, shared with other pools; None: its own, as many as its `start_limit`.
+    `warm_limit` is the most that it keeps ready when demand is high; None: its target is fixed.
+    """
+
+    slots: Slots | None = None
+    starts_per_second: float | None = None
+    warm_limit: int | None = None
+
+
+class Regulator:
+    """Of the pool called `name`; `wake` is called when others have left it room to start more."""
+
+    def __init__(self, name: str, regulation: Regulation, bounds: Bounds, wake: Callable[[], None]) -> None:
+        limit = bounds.start_limit
+        self.slots = regulation.slots or Slots(Pace(floor=limit, ceiling=limit))
+        self.health = Health(name)
+        self.bucket = Bucket(regulation.starts_per_second)
+        self.sizing = Sizing(bounds.warm_target, max(bounds.warm_target, regulation.warm_limit or 0))
+        self._share = self.slots.share(wake)
+        self._start_seconds: deque[float] = deque(maxlen=START_SAMPLES)
+
+    @property
+    def start_seconds(self) -> float | None:
+        """Median of recent starts, in seconds; None before the first."""
+        return statistics.median(self._start_seconds) if self._start_seconds else None
+
+    def plan(self, ledger: Ledger, now: float) -> tuple[Plan, float | None]:
+        """What to do now, and when to ask again at the latest; None: when something happens."""
+        ledger.bounds.warm_target = min(self.sizing.target(now), ledger.bounds.size_limit)
+        # What has ended since the last plan leaves its slots to this one first, then to others.
+        self._share.taken = len(ledger.starting)
+        room, may = self._share.room, self.bucket.available(now)
+        plan = ledger.plan(may_fill=self.health.may_fill(now), room=room if may is None else min(room, may))
+        self.bucket.take(now, len(plan.start) + len(plan.resume))
+        left = self.bucket.available(now)
+        wants = plan.held_back if left is None else min(plan.held_back, left)
+        self._share.hold(len(ledger.starting), wants=wants)
+        times = [self.sizing.changes_at(now)]
+        if not self.health.may_fill(now):
+            times.append(self.health.fills_at)
+        if plan.held_back and left == 0:
+            times.append(self.bucket.next_at(now))
+        return plan, min((time for time in times if time is not None), default=None)
+
+    def started(self, now: float, seconds: float) -> None:
+        """A sandbox is ready, so long after it was decided to start it."""
+        self.health.succeeded(now)
+        self.measured(seconds)
+
+    def measured(self, seconds: float) -> None:
+        """A start or a fork took so long."""
+        self._start_seconds.append(seconds)
+        self.sizing.start_seconds = statistics.median(self._start_seconds)
+
+    def announce(self, now: float, count: int, by: float) -> int:
+        """As `Sizing.announce`, at the rate that the host was measured to start."""
+        pace = self.slots.pace
+        rate = pace.rate or pace.limit / max(self.sizing.start_seconds, 1e-3)
+        return self.sizing.announce(now, count, by, min(rate, self.bucket.rate or rate))
+
+    def end(self) -> None:
+        """The pool starts nothing any more."""
+        self._share.hold(0, wants=0)
