@@ -133,7 +133,9 @@ def _add_images(parts: Any) -> None:
 
 def _add_bench(parts: Any) -> None:
     bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
-    shapes = bench.add_subparsers(dest="shape", required=True, metavar="burst|exec|churn|bombs|fork|chaos")
+    shapes = bench.add_subparsers(
+        dest="shape", required=True, metavar="burst|exec|churn|bombs|fork|starts|chaos"
+    )
     burst = _add_shape(shapes, "burst", "N callers ask at once for a sandbox each", commands.bench_burst)
     burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
     burst.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
@@ -175,6 +177,32 @@ def _add_bench(parts: Any) -> None:
         "--held", type=int, default=100, metavar="N", help="leases of a client that dies (100)"
     )
     chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the faults and moments (0)")
+    _add_starts(shapes)
+
+
+def _add_starts(shapes: Any) -> None:
+    starts = _add_shape(
+        shapes,
+        "starts",
+        "a pool filled with so many starting at once, and with as many as is found out",
+        commands.bench_starts,
+    )
+    starts.add_argument("--count", type=int, default=200, metavar="N", help="sandboxes (200)")
+    starts.add_argument("--rounds", type=int, default=3, metavar="N", help="so many times for each limit (3)")
+    starts.add_argument(
+        "--limits",
+        type=_limits,
+        default=[1, 2, 4, 8, 16, 32, 64],
+        metavar="N,…",
+        help="starting at once (1,2,4,8,16,32,64)",
+    )
+
+
+def _limits(text: str) -> list[int]:
+    limits = [int(word) for word in text.split(",") if word.isdecimal()]
+    if len(limits) != len(text.split(",")) or not all(1 <= limit <= 1024 for limit in limits):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 1 to 1024 with commas between them")
+    return limits
 
 
 def _add_shape(shapes: Any, name: str, about: str, run: Callable[..., Coroutine[Any, Any, int]]) -> Any:

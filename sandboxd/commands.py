@@ -214,6 +214,22 @@ async def bench_chaos(arguments: argparse.Namespace) -> int:
     return await _measured(arguments, chaos.run(options))
 
 
+async def bench_starts(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench starts`: 1 when something was left behind."""
+    from sandboxd.bench import starts
+
+    _check_bench(arguments, "count", "rounds")
+    _check_no_baseline(arguments)
+    options = starts.Options(
+        count=arguments.count,
+        backend=arguments.backend,
+        image=arguments.image,
+        limits=arguments.limits,
+        rounds=arguments.rounds,
+    )
+    return await _measured(arguments, starts.run(options))
+
+
 def _check_bench(arguments: argparse.Namespace, *counts: str) -> None:
     """Raises ConfigError for what cannot be measured."""
     for name in counts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +19,7 @@ MEANING = {
     "exec_beside_bombs": "one command beside bombs",
     "release": "release",
     "rollout": "one scored rollout",
+    "fill": "a pool filled",
 }
 SHOWN = ("p50", "p90", "p99", "max")
 
@@ -33,6 +35,8 @@ def show(result: Result) -> None:
     console.print(_times(result))
     for line in _details(result.more):
         say(line)
+    if (starts := result.more.get("starts")) is not None:
+        console.print(_starts(starts))
     if result.baseline is not None:
         say(_headline(result.baseline))
         console.print(_times(result.baseline))
@@ -57,6 +61,18 @@ def _times(result: Result) -> Table:
     for name, values in result.samples.items():
         if (summary := quantiles(values)) is not None:
             table.add_row(MEANING.get(name, name), *(f"{summary[key] * 1e3:.2f} ms" for key in SHOWN))
+    return table
+
+
+def _starts(starts: dict[str, Any]) -> Table:
+    """Fixed limits, then what was found out; the medians of the rounds, and all rounds."""
+    table = Table("STARTING AT ONCE", "READY/S", "OF THE BEST", "ROUNDS", box=None)
+    best = statistics.median(starts["fixed_per_s"][str(starts["best"])])
+    found = ", ".join(map(str, starts["adaptive_limits"]))
+    for name, rates in [*starts["fixed_per_s"].items(), (f"found out: {found}", starts["adaptive_per_s"])]:
+        rate = statistics.median(rates)
+        rounds = " ".join(f"{each:.1f}" for each in rates)
+        table.add_row(name, f"{rate:.1f}", f"{rate / best:.2f}", rounds)
     return table
 
 

@@ -74,6 +74,7 @@ def test_listings_and_changes(address: str) -> None:
         (["pool", "set", "python"], 2, "name what to change"),
         (["bench", "burst", "--count", "0"], 2, "--count 0: must be at least 1"),
         (["bench", "burst", "--backend", "docker"], 2, "needs --image NAME"),
+        (["bench", "starts", "--limits", "4,x"], 2, "'4,x': numbers from 1 to 1024"),
         (["bench", "exec", "--output-mb", "0"], 2, "--output-mb 0: must be at least 1"),
         (["bench", "churn", "--baseline", "docker-sdk"], 2, "--baseline-image NAME"),
         (["bench", "bombs", "--backend", "fake"], 2, "plain processes of this host"),
@@ -154,6 +155,17 @@ def test_bench_writes_the_keys_that_stay(tmp_path: Path) -> None:
     assert set(result["ready_s"]) == set(result["exec_s"]) == {"p50", "p90", "p99", "max"}
     assert result["leaked"] == {"processes": 0, "mounts": 0, "cgroups": 0, "containers": 0, "files": 0}
     assert result["baseline"] is None
+
+
+def test_bench_starts_compares_fixed_limits_with_what_is_found_out(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    few = ("--count", "20", "--rounds", "2", "--limits", "1,4", "--backend", "fake")
+    done = run("bench", "starts", *few, "--json", out, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert b"STARTING AT ONCE" in done.stdout
+    starts = json.loads(out.read_text())["starts"]
+    assert [len(rates) for rates in (*starts["fixed_per_s"].values(), starts["adaptive_per_s"])] == [2, 2, 2]
+    assert starts["adaptive_of_best"] > 0
 
 
 def test_bench_exec_measures_commands_and_output(tmp_path: Path) -> None:

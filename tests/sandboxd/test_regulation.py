@@ -210,9 +210,10 @@ async def test_the_state_is_seen_through_the_door(tmp_path: Path) -> None:
     limits = {"start_limit": 7, "start_limit_min": 7}
     made = {"p": {"backend": "fake", "warm": 1, "setup": ["/bin/false"], **limits}}
     config = load(None, state_dir=tmp_path / "state", drain_seconds=0.2, pools=made)
-    async with running(config) as addresses, Client(addresses[0]) as client, asyncio.timeout(30):
-        while (stats := await client.get_pool("p")).state is not PoolState.DEGRADED:
-            await asyncio.sleep(0.02)
+    async with running(config) as addresses, Client(addresses[0]) as client:
+        async with asyncio.timeout(30):
+            while (stats := await client.get_pool("p")).state is not PoolState.DEGRADED:
+                await asyncio.sleep(0.02)
         assert (stats.start_limit, "setup ended" in stats.last_failure) == (7, True)
 
 
