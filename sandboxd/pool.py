@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock, MonotonicClock
+from sandboxd.counts import stats
 from sandboxd.errors import (
     Draining,
     Internal,
@@ -31,7 +32,7 @@ from sandboxd.queueing import Claim
 from sandboxd.regulator import Regulation
 from sandboxd.sandbox import Sandbox, template_of
 from sandboxd.starting import RetryPolicy
-from sandboxd.types import PoolState, PoolStats, SandboxState, Template
+from sandboxd.types import PoolStats, SandboxState, Template
 from sandboxd.waiters import Waiters, Watch
 
 # Who could not renew because no daemon ran may do so for this long after the next has begun.
@@ -267,9 +268,8 @@ class Pool:
         self._fleet.pump()
 
     def announce(self, count: int, seconds: float) -> int:
-        """So many sandboxes are to be ready in `seconds` from now, beside those that always are. They are
-        begun in time for that, as fast as this host was measured to start them; what nobody has asked for
-        two minutes afterwards is given up. Returns a name for `withdraw`.
+        """So many more are to be ready in `seconds`, and are begun in time by what starts were measured to
+        take; what nobody wants two minutes afterwards is given up. Returns a name for `withdraw`.
         """
         now = self._clock.now()
         name = self._fleet.regulator.announce(now, count, now + seconds)
@@ -288,26 +288,7 @@ class Pool:
 
     def stats(self) -> PoolStats:
         """Counts and totals at this moment."""
-        ledger, totals = self._ledger, self._ledger.totals
-        return PoolStats(
-            warm_target=ledger.bounds.warm_target,
-            size_limit=ledger.bounds.size_limit,
-            starting=ledger.starting_count + len(ledger.forking),
-            warm=len(ledger.warm),
-            active=len(ledger.active),
-            waiting=len(ledger.waiting),
-            deleting=len(ledger.deleting),
-            acquired_total=totals.acquired,
-            released_total=totals.released,
-            expired_total=totals.expired,
-            lost_total=totals.lost,
-            started_total=totals.started,
-            start_failures_total=totals.start_failures,
-            start_seconds=self._fleet.regulator.start_seconds,
-            last_failure=self._fleet.regulator.health.reason,
-            state=PoolState.DEGRADED if ledger.degraded else PoolState.OK,
-            start_limit=self._fleet.regulator.slots.pace.limit,
-        )
+        return stats(self._ledger, self._fleet.regulator)
 
     def check(self) -> None:
         """Raises AssertionError where the books do not close."""
