@@ -59,6 +59,18 @@ def test_a_backing_off_start_frees_its_slot_and_keeps_its_place() -> None:
     assert ledger.plan().resume == (first,)
 
 
+def test_no_more_begin_or_go_on_than_there_is_room_for() -> None:
+    ledger = make(warm=5, starts=4)
+    plan = ledger.plan(room=1)
+    assert (len(plan.start), plan.held_back) == (1, 3)
+    ledger.attempt_failed(plan.start[0])
+    ledger.attempt_due(plan.start[0])
+    assert ledger.plan(room=0).held_back == 4
+    plan = ledger.plan(room=2)
+    assert (len(plan.resume), len(plan.start), plan.held_back) == (1, 1, 2)
+    assert ledger.plan(may_fill=False).held_back == 0
+
+
 def test_a_start_that_fails_for_good_tells_one_waiter_or_all() -> None:
     ledger = make(warm=0)
     tickets = [ledger.enqueue() for _ in range(3)]
@@ -200,9 +212,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.claims: dict[int, Claim] = {}
         self.known: set[str] = set()
 
-    @rule(target=starting, may_fill=st.booleans())
-    def plan(self, may_fill: bool) -> object:
-        plan = self.ledger.plan(may_fill=may_fill)
+    @rule(target=starting, may_fill=st.booleans(), room=st.none() | st.integers(-1, 4))
+    def plan(self, may_fill: bool, room: int | None) -> object:
+        plan = self.ledger.plan(may_fill=may_fill, room=room)
+        assert room is None or len(plan.start) + len(plan.resume) <= max(0, room)
+        assert room is not None or not plan.held_back
         for ticket, names in plan.grant:
             assert len(names) == self.claims[ticket].count, "a gang was granted in part"
             assert self.granted.isdisjoint(names), "one sandbox was granted twice"
