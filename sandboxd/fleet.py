@@ -80,7 +80,9 @@ class Fleet:
         self.regulator = Regulator(self._name, regulation, bounds, self._wake)
         slots, bucket = self.regulator.slots, self.regulator.bucket
         self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{uuid.uuid4().hex[:12]}")
-        self._starter = Starter(self._backend, self._template, self._retry, self._clock, slots.pace)
+        self._starter = Starter(
+            self._backend, self._template, self._retry, self._clock, slots.pace, on_prepared=self.pump
+        )
         turns = Turns(slots, bucket, self._clock, self.ledger.fork_limit)
         self._forks = Forks(self._backend, self._retry, self._clock, turns)
         self._listener = listener
@@ -132,7 +134,7 @@ class Fleet:
         """Carries out the ledger's plan: call after anything that may change it."""
         if self._closing:
             return
-        plan, again = self.regulator.plan(self.ledger, self._clock.now())
+        plan, again = self.regulator.plan(self.ledger, self._clock.now(), self._starter)
         if again is not None:
             self._alarm.set(again, self._tasks)
         for ticket, names in plan.grant:

@@ -16,6 +16,7 @@ from sandboxd.ledger import Bounds, Ledger, Plan
 from sandboxd.pacing import Bucket, Pace
 from sandboxd.sizing import Sizing
 from sandboxd.slots import Slots
+from sandboxd.starting import Starter
 
 START_SAMPLES = 256
 
@@ -50,23 +51,34 @@ class Regulator:
         """Median of recent starts, in seconds; None before the first."""
         return statistics.median(self._start_seconds) if self._start_seconds else None
 
-    def plan(self, ledger: Ledger, now: float) -> tuple[Plan, float | None]:
+    def plan(self, ledger: Ledger, now: float, starter: Starter) -> tuple[Plan, float | None]:
         """What to do now, and when to ask again at the latest; None: when something happens."""
         ledger.bounds.warm_target = min(self.sizing.target(now), ledger.bounds.size_limit)
-        # What has ended since the last plan leaves its slots to this one first, then to others.
-        self._share.taken = len(ledger.starting)
-        room, may = self._share.room, self.bucket.available(now)
+        may = self.bucket.available(now)
+        room = self._room(ledger, prepared=starter.is_prepared)
         plan = ledger.plan(may_fill=self.health.may_fill(now), room=room if may is None else min(room, may))
         self.bucket.take(now, len(plan.start) + len(plan.resume))
-        left = self.bucket.available(now)
-        wants = plan.held_back if left is None else min(plan.held_back, left)
-        self._share.hold(len(ledger.starting), wants=wants)
+        if starter.is_prepared:
+            left = self.bucket.available(now)
+            self._share.hold(
+                len(ledger.starting), wants=plan.held_back if left is None else min(plan.held_back, left)
+            )
         times = [self.sizing.changes_at(now)]
         if not self.health.may_fill(now):
             times.append(self.health.fills_at)
-        if plan.held_back and left == 0:
+        if plan.held_back and self.bucket.available(now) == 0:
             times.append(self.bucket.next_at(now))
         return plan, min((time for time in times if time is not None), default=None)
+
+    def _room(self, ledger: Ledger, *, prepared: bool) -> int:
+        """How many may begin, as far as slots go."""
+        if not prepared:
+            # One fetches the image, others would only wait for it; and meanwhile it takes no slot from other
+            # pools. That there is one too many when it comes back is forgiven.
+            return 1 - len(ledger.starting)
+        # What has ended since the last plan leaves its slots to this pool first, then to others.
+        self._share.taken = len(ledger.starting)
+        return self._share.room
 
     def started(self, now: float, seconds: float) -> None:
         """A sandbox is ready, so long after it was decided to start it."""

@@ -49,16 +49,28 @@ def _retryable(error: BaseException) -> bool:
 
 
 class Starter:
-    """Starts sandboxes of one template on one backend, and tells `pace` how each attempt went."""
+    """Starts sandboxes of one template on one backend, and tells `pace` how each attempt went.
+
+    `is_prepared` once the backend has fetched the image, say, for the first of them; then `on_prepared` is
+    called.
+    """
 
     def __init__(
-        self, backend: Backend, template: Template, policy: RetryPolicy, clock: Clock, pace: Pace
+        self,
+        backend: Backend,
+        template: Template,
+        policy: RetryPolicy,
+        clock: Clock,
+        pace: Pace,
+        on_prepared: Callable[[], None] = lambda: None,
     ) -> None:
+        self.is_prepared = False
         self._backend = backend
         self._template = template
         self._policy = policy
         self._clock = clock
         self._pace = pace
+        self._on_prepared = on_prepared
 
     async def start(self, sandbox_id: str, *, between: Callable[[float], Awaitable[None]]) -> Connection:
         """Returns a connection to a ready sandbox.
@@ -100,11 +112,17 @@ class Starter:
         )
 
     async def _attempt(self, sandbox_id: str) -> Connection:
-        with self._failures():
-            await self._backend.prepare(self._template)
+        await self._prepare()
         # A pull says nothing about how many can be started at once.
         with self._measured():
             return await self._bring_up(sandbox_id)
+
+    async def _prepare(self) -> None:
+        with self._failures():
+            await self._backend.prepare(self._template)
+        if not self.is_prepared:
+            self.is_prepared = True
+            self._on_prepared()
 
     @contextlib.contextmanager
     def _measured(self) -> Iterator[None]:

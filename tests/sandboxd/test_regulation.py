@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from sandboxd.backends.fake import FakeBackend, FakeScript
+from sandboxd.backends.faults import Fault, FaultyBackend
 from sandboxd.client import Client
 from sandboxd.clock import ManualClock
 from sandboxd.config import ConfigError, load
@@ -35,7 +36,11 @@ pytestmark = pytest.mark.anyio
 
 @contextlib.asynccontextmanager
 async def pools(
-    clock: ManualClock, *regulations: Regulation, warm: int = 0, script: FakeScript | None = None
+    clock: ManualClock,
+    *regulations: Regulation,
+    warm: int = 0,
+    script: FakeScript | None = None,
+    faults: Sequence[str] = (),
 ) -> AsyncIterator[tuple[FakeBackend, list[Pool]]]:
     """A pool for each regulation, all on one fake backend whose starts take a second."""
     backend = FakeBackend(script or FakeScript(start_seconds=1.0), clock=clock)
@@ -43,10 +48,12 @@ async def pools(
     async with contextlib.AsyncExitStack() as stack:
         for number, regulation in enumerate(regulations):
             options = PoolOptions(
-                Bounds(warm, 100, 100, 100), retry=RetryPolicy(attempts=1), regulation=regulation
+                Bounds(warm, 100, 100, 100), 1e6, RetryPolicy(attempts=1), regulation=regulation
             )
             name = f"p{number}"
-            pool = Pool(name, backend=backend, template=Template(name), options=options, clock=clock)
+            fault = [Fault.parse(faults[number])] if faults and faults[number] else []
+            faulty = FaultyBackend(backend, fault, clock=clock)
+            pool = Pool(name, backend=faulty, template=Template(name), options=options, clock=clock)
             made.append(await stack.enter_async_context(pool.run()))
         await settle()
         yield backend, made
@@ -66,9 +73,18 @@ def callers(pool: Pool, count: int) -> list[asyncio.Task[Sandbox]]:
     return [asyncio.create_task(pool.acquire()) for _ in range(count)]
 
 
+async def prepare(clock: ManualClock, *made: Pool) -> None:
+    """A pool's very first start takes no slot until its image is there."""
+    for pool in made:
+        (first,) = callers(pool, 1)
+        await advance(clock, 1.0)
+        pool.release((await first).id)
+
+
 async def test_two_pools_share_what_their_host_can_start_at_once(clock: ManualClock) -> None:
     shared = Regulation(slots=Slots(Pace(floor=4, ceiling=4)))
     async with pools(clock, shared, shared) as (backend, (first, second)):
+        await prepare(clock, first, second)
         many, few = callers(first, 20), callers(second, 3)
         await settle()
         assert starting(first, second) == [4, 0]
@@ -78,13 +94,29 @@ async def test_two_pools_share_what_their_host_can_start_at_once(clock: ManualCl
         assert starting(first, second) == [3, 1]
         for _ in range(5):
             await advance(clock, 1.0)
-        assert backend.created_total == 23
+        assert backend.created_total == 2 + 23
         await asyncio.gather(*many, *few)
+
+
+async def test_who_waits_for_an_image_keeps_no_other_pool_waiting(clock: ManualClock) -> None:
+    shared = Regulation(slots=Slots(Pace(floor=1, ceiling=1)))
+    async with pools(clock, shared, shared, faults=("hang pull 1.0", "")) as (backend, (first, second)):
+        pulling, waiting = callers(first, 20), callers(second, 2)
+        await settle()
+        assert starting(first, second) == [1, 1]
+        await advance(clock, 1.0)
+        assert starting(first, second) == [1, 1]
+        await advance(clock, 1.0)
+        assert backend.created_total == 2
+        await asyncio.gather(*waiting)
+        for caller in pulling:
+            caller.cancel()
 
 
 async def test_one_slot_for_two_pools_goes_to_and_fro(clock: ManualClock) -> None:
     shared = Regulation(slots=Slots(Pace(floor=1, ceiling=1)))
     async with pools(clock, shared, shared) as (_, (first, second)):
+        await prepare(clock, first, second)
         waiting = [*callers(first, 4), *callers(second, 4)]
         seen = []
         for _ in range(8):
@@ -99,6 +131,7 @@ async def test_a_pool_that_ends_leaves_its_slots_to_others(clock: ManualClock) -
     shared = Regulation(slots=Slots(Pace(floor=1, ceiling=1)))
     async with pools(clock, shared) as (_, (first,)):
         async with pools(clock, shared) as (_, (second,)):
+            await prepare(clock, first, second)
             gone, waiting = callers(second, 1), callers(first, 1)
             await settle()
             assert starting(first, second) == [0, 1]
