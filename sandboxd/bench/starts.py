@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Sequence
@@ -33,47 +34,57 @@ class Options:
 
 async def run(options: Options) -> Result:
     """Raises BackendUnavailable when a daemon cannot be started or a pool not be filled."""
-    result = Result("starts", options.backend, options.rounds * (len(options.limits) + 1))
-    fixed = {limit: await _rates(options, limit, result) for limit in options.limits}
+    limits = [*options.limits, None]
+    result = Result("starts", options.backend, options.rounds * len(limits))
+    rates: dict[int | None, list[float]] = {limit: [] for limit in limits}
     found: list[int] = []
-    adaptive = await _rates(options, None, result, found)
+    parts = []
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {}
+        for limit in limits:
+            # One is there before: what the first start alone costs is not what is measured.
+            pool = PoolOptions(options.backend, options.image, options.count + 1, warm=1, start_limit=limit)
+            parts.append(Result(result.shape, result.backend, result.count))
+            clients[limit] = await stack.enter_async_context(own_daemon(pool, parts[-1]))
+        # In turn, so that a host that is busy for a while is so for all of them.
+        for _ in range(options.rounds):
+            for limit, client in clients.items():
+                rates[limit].append(
+                    await _fill(client, options.count, result, found if limit is None else None)
+                )
+    result.host = parts[0].host
+    for part in parts:
+        for kind, count in part.leaked.items():
+            result.leaked[kind] = result.leaked.get(kind, 0) + count
     result.wall = sum(result.samples["fill"])
-    best = max(fixed, key=lambda limit: statistics.median(fixed[limit]))
-    result.more["starts"] = {
-        "count": options.count,
-        "fixed_per_s": {str(limit): rates for limit, rates in fixed.items()},
-        "adaptive_per_s": adaptive,
-        "adaptive_limits": found,
-        "best": best,
-        "adaptive_of_best": statistics.median(adaptive) / statistics.median(fixed[best]),
-    }
+    result.more["starts"] = _compared(rates, found, options)
     return result
 
 
-async def _rates(
-    options: Options, limit: int | None, result: Result, found: list[int] | None = None
-) -> list[float]:
-    """Sandboxes a second of each round; `found` takes the limit after each."""
-    part = Result(result.shape, result.backend, result.count)
-    # One is there before: what the first start alone costs (the look at the image) is not what is measured.
-    pool = PoolOptions(options.backend, options.image, options.count + 1, warm=1, start_limit=limit)
-    rates = []
-    async with own_daemon(pool, part) as client:
-        for _ in range(options.rounds):
-            begin = time.perf_counter()
-            await client.update_pool(POOL, warm=1 + options.count)
-            stats = await _settled(client, 1 + options.count)
-            seconds = time.perf_counter() - begin
-            result.add("fill", seconds)
-            rates.append(options.count / seconds)
-            if found is not None:
-                found.append(stats.start_limit)
-            await client.update_pool(POOL, warm=1)
-            await _settled(client, 1)
-    result.host = result.host or part.host
-    for kind, count in part.leaked.items():
-        result.leaked[kind] = result.leaked.get(kind, 0) + count
-    return rates
+def _compared(rates: dict[int | None, list[float]], found: list[int], options: Options) -> dict[str, object]:
+    best = max(options.limits, key=lambda limit: statistics.median(rates[limit]))
+    return {
+        "count": options.count,
+        "fixed_per_s": {str(limit): rates[limit] for limit in options.limits},
+        "adaptive_per_s": rates[None],
+        "adaptive_limits": found,
+        "best": best,
+        "adaptive_of_best": statistics.median(rates[None]) / statistics.median(rates[best]),
+    }
+
+
+async def _fill(client: Client, count: int, result: Result, found: list[int] | None) -> float:
+    """Sandboxes a second; `found` takes the limit afterwards."""
+    begin = time.perf_counter()
+    await client.update_pool(POOL, warm=1 + count)
+    stats = await _settled(client, 1 + count)
+    seconds = time.perf_counter() - begin
+    result.add("fill", seconds)
+    if found is not None:
+        found.append(stats.start_limit)
+    await client.update_pool(POOL, warm=1)
+    await _settled(client, 1)
+    return count / seconds
 
 
 async def _settled(client: Client, warm: int) -> PoolStats:
