@@ -36,8 +36,8 @@ class RetryPolicy:
 class _Stop(stop_base):
     """Stops by attempts or by the injected clock, whichever comes first."""
 
-    def __init__(self, policy: RetryPolicy, clock: Clock) -> None:
-        self._policy, self._clock, self._begin = policy, clock, clock.now()
+    def __init__(self, policy: RetryPolicy, clock: Clock, begin: float) -> None:
+        self._policy, self._clock, self._begin = policy, clock, begin
 
     def __call__(self, retry_state: RetryCallState) -> bool:
         spent = self._clock.now() - self._begin + retry_state.upcoming_sleep
@@ -89,17 +89,40 @@ class Starter:
                 history.append(f"{error.phase} after {spent:.2f} s: {error.message}")
                 raise
 
+        begin = self._clock.now()
+        try:
+            # Most starts need nothing that counts attempts.
+            return await attempt()
+        except StartFailed as error:
+            first = error
+        try:
+            return await self._retried(first, attempt, begin, between)
+        except StartFailed as error:
+            raise self._summed_up(error, history) from error
+
+    async def _retried(
+        self,
+        first: StartFailed,
+        attempt: Callable[[], Awaitable[Connection]],
+        begin: float,
+        between: Callable[[float], Awaitable[None]],
+    ) -> Connection:
+        """Goes on after the `first` attempt, which began at `begin`, has failed."""
+        failures = [first]
+
+        async def next_attempt() -> Connection:
+            if failures:
+                raise failures.pop()
+            return await attempt()
+
         retrying = AsyncRetrying(
-            stop=_Stop(self._policy, self._clock),
+            stop=_Stop(self._policy, self._clock, begin),
             wait=wait_random_exponential(multiplier=self._policy.pause, max=self._policy.pause_limit),
             retry=retry_if_exception(_retryable),
             sleep=between,
             reraise=True,
         )
-        try:
-            return await retrying(attempt)
-        except StartFailed as error:
-            raise self._summed_up(error, history) from error
+        return await retrying(next_attempt)
 
     def _summed_up(self, error: StartFailed, history: list[str]) -> StartFailed:
         attempts = "; ".join(f"attempt {n}: {line}" for n, line in enumerate(history, 1))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from sandboxd.backends import bare
 from sandboxd.errors import BackendUnavailable
+from sandboxd.types import Limits
 
 START_SECONDS = 20.0
 
@@ -38,3 +41,9 @@ def _answered(argv: list[str], given: bytes) -> subprocess.CompletedProcess[byte
         timeout=START_SECONDS,
         check=False,
     )
+
+
+@functools.cache
+def known_limits(limits: Limits) -> dict[str, float]:
+    """Those that are set, as an order to the launcher names them."""
+    return {key: value for key, value in asdict(limits).items() if value is not None}

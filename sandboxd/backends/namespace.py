@@ -11,7 +11,7 @@ import fcntl
 import logging
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +253,7 @@ class NamespaceBackend:
             "create",
             id=sandbox_id,
             cwd=os.fsdecode(template.cwd),
-            limits={key: value for key, value in asdict(template.limits).items() if value is not None},
+            limits=known_limits(template.limits),
             host_network=template.network is Network.HOST,
             image=image.id if image is not None else "",
             layers=[layer.directory for layer in reversed(image.layers)] if image is not None else [],
