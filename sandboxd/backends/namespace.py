@@ -253,7 +253,7 @@ class NamespaceBackend:
             "create",
             id=sandbox_id,
             cwd=os.fsdecode(template.cwd),
-            limits=known_limits(template.limits),
+            limits=launching.known_limits(template.limits),
             host_network=template.network is Network.HOST,
             image=image.id if image is not None else "",
             layers=[layer.directory for layer in reversed(image.layers)] if image is not None else [],
