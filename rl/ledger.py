@@ -112,7 +112,10 @@ class Ledger:
 
 
 class MeteredGenerator:
-    """A generator whose tokens are entered in the ledger as they are handed out."""
+    """A generator whose tokens are entered in the ledger as they are handed out.
+
+    Every token of the loop passes here, so `generate` raises ValueError for draws that may not be trained on.
+    """
 
     def __init__(self, inner: Generator, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -123,6 +126,7 @@ class MeteredGenerator:
         return self._inner.version
 
     async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
+        sampling.check_trainable()
         generation = await self._inner.generate(context_ids, sampling)
         self.ledger.meter(len(generation.ids))
         return generation

@@ -10,6 +10,7 @@ import pytest
 
 from rl.generator import Generation, GeneratorDead, Sampling, UpdateFailed
 from rl.generators.fake import ByteTokenizer, FakeGenerator
+from rl.ledger import Ledger, MeteredGenerator
 from rl.types import VersionSpan
 
 TOKENIZER = ByteTokenizer()
@@ -100,5 +101,9 @@ def test_only_draws_from_the_policy_itself_may_be_trained_on(sampling: Sampling)
     Sampling(max_tokens=1).check_trainable()
     with pytest.raises(ValueError, match="cannot be trained on"):
         sampling.check_trainable()
+    metered = MeteredGenerator(fake("one"), Ledger())
+    with pytest.raises(ValueError, match="cannot be trained on"):
+        asyncio.run(metered.generate(PROMPT, sampling))
+    assert metered.ledger.tokens.generated == 0
     with pytest.raises(ValueError, match="at least one token"):
         Sampling(max_tokens=0)
