@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rl.advantage import scored_advantages
+from rl.advantage import DEFAULT_RULE, AdvantageRule, scored_advantages
 from rl.prefix_tree import Indices, PrefixTree, Segment, merge
 from rl.types import Group, LogProbs, PackedGroup, Sample, TokenIds, Turn
 
@@ -24,8 +24,8 @@ class PackedPass:
 
     `ids` and `positions` have one entry a token of the packed sequence (T). The output at `sources`
     predicts `targets`, one entry a token that any sample drew (U). The other arrays have one entry a
-    loss token of a sample (L): `rows` index U, the sampler drew it with log-probability `logprobs`, and
-    `advantages` is that of its sample.
+    loss token of a sample (L): `rows` index U, the sampler drew it with log-probability `logprobs`,
+    `advantages` is that of its sample, `samples` says which of `sample_count` samples it is.
     """
 
     ids: TokenIds
@@ -36,11 +36,13 @@ class PackedPass:
     rows: Indices
     logprobs: LogProbs
     advantages: npt.NDArray[np.float32]
+    samples: Indices
+    sample_count: int
 
 
-def pack_group(group: Group) -> PackedGroup | None:
+def pack_group(group: Group, rule: AdvantageRule = DEFAULT_RULE) -> PackedGroup | None:
     """The group as the trainer wants it; None when its rewards carry no signal."""
-    members = scored_advantages(group)
+    members = scored_advantages(group, rule)
     if members is None:
         return None
     samples = tuple(sample_from_turns(episode.turns, advantage) for episode, advantage in members)
@@ -111,6 +113,7 @@ def pack_pass(groups: Sequence[PackedGroup]) -> PackedPass:
             places.append(next(paths)[len(group.prompt_ids) + drawn])
             logprobs.append(sample.logprobs[drawn])
             advantages.append(sample.advantage)
+    lengths = [len(part) for part in places]
     unique, rows = np.unique(np.concatenate(places), return_inverse=True)
     return PackedPass(
         ids=tree.ids,
@@ -120,5 +123,7 @@ def pack_pass(groups: Sequence[PackedGroup]) -> PackedPass:
         targets=tree.ids[unique].astype(np.int64),
         rows=rows,
         logprobs=np.concatenate(logprobs),
-        advantages=np.repeat(np.asarray(advantages, np.float32), [len(part) for part in places]),
+        advantages=np.repeat(np.asarray(advantages, np.float32), lengths),
+        samples=np.repeat(np.arange(len(places)), lengths),
+        sample_count=len(places),
     )

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from rl.advantage import scored_advantages
+from rl.advantage import DEFAULT_RULE, AdvantageRule, scored_advantages
 from rl.batching import pack_group
 from rl.buffer import GroupBuffer, Ready, Taken
 from rl.checkpoint import LoopState
@@ -53,7 +53,7 @@ class Plan:
     """How long to train and on how much at a time; `deadline` on the loop's clock, None for no limit.
 
     `replace_silent`: groups without a signal are replaced by others; otherwise they take their place
-    in the batch and train nothing, as in a plain loop.
+    in the batch and train nothing, as in a plain loop. `advantages`: how their rewards are compared.
     """
 
     steps: int
@@ -61,6 +61,7 @@ class Plan:
     samples_per_group: int
     replace_silent: bool = True
     deadline: float | None = None
+    advantages: AdvantageRule = DEFAULT_RULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ class Loop:
                 raise StarvedError(f"{self._lost} groups in a row were lost, the last to {self._last_loss}")
             return "lost"
         self._lost = 0
-        if scored_advantages(group) is not None:
+        if scored_advantages(group, self._plan.advantages) is not None:
             self._barren = 0
             return None
         self._barren += 1
@@ -238,7 +239,8 @@ class Loop:
 
     async def _step(self, batch: Sequence[Ready]) -> StepReport | None:
         """One optimiser step; None when nothing in the batch could be trained, and its groups are dropped."""
-        packed = [group for group in (pack_group(ready.group) for ready in batch) if group is not None]
+        rule = self._plan.advantages
+        packed = [group for group in (pack_group(ready.group, rule) for ready in batch) if group is not None]
         if not packed:
             for ready in batch:
                 self._drop(ready.ticket, ready.group.task, "zero_advantage")

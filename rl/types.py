@@ -211,6 +211,10 @@ class Batch:
         return sum(int(sample.loss_mask.sum()) for group in self.groups for sample in group.samples)
 
     @property
+    def sample_count(self) -> int:
+        return sum(len(group.samples) for group in self.groups)
+
+    @property
     def unshared_count(self) -> int:
         """Tokens that a forward pass would take with every sample behind a prompt of its own."""
         return sum(
