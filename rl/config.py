@@ -14,12 +14,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from rl.advantage import AdvantageRule
 from rl.errors import ConfigError
+from rl.losses.recipes import (
+    DEFAULT_LENGTH_TOKENS,
+    DEFAULT_RATIO_CAP,
+    RECIPES,
+    KlName,
+    LossName,
+    Objective,
+)
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
+
+WITHHELD = {"temperature", "top_p", "top_k", "min_p"}
+"""Settings that a user may look for and that would bias every importance ratio."""
 
 
 class _Section(BaseModel):
@@ -37,12 +49,53 @@ class TrainerConfig(_Section):
     """AdamW's decoupled decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients longer than this are shortened to it."""
-    ratio_cap: Annotated[float, Field(ge=1)] = 2.0
-    """Largest importance weight of a token."""
+    loss: LossName = "tis"
+    """The policy loss; docs/rl.md has the table."""
+    ratio_cap: Annotated[float, Field(ge=1, le=1e6)] = DEFAULT_RATIO_CAP
+    """Largest importance weight of a token, or of a sample."""
+    ratio_floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Smallest importance weight that is not masked; the loss's own when unset."""
+    clip_low: Annotated[float, Field(ge=0, le=1)] | None = None
+    """How far below 1 a ratio may fall before it is clipped; the loss's own when unset."""
+    clip_high: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    """How far above 1 a ratio may rise before it is clipped; the loss's own when unset."""
+    length_tokens: Count = DEFAULT_LENGTH_TOKENS
+    """What `dr_grpo` divides the sum over a sample's tokens by; best what an episode may sample at most."""
+    overlong_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Over so many tokens before an episode's limit its reward falls by up to 1; never when 0."""
+    kl_coefficient: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+    """Weight of the divergence from the model that the run began with; its copy costs memory and time."""
+    kl_estimator: KlName = "k3"
+    """How the divergence is estimated."""
     max_pass_tokens: Count = 2048
     """Tokens of one forward and backward pass; more need more memory (about 3 MB each at 135M parameters)."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Processor threads; all cores when 0."""
+
+    @field_validator("ratio_cap", "ratio_floor", "clip_low", "clip_high", "length_tokens")
+    @classmethod
+    def _is_read(cls, value: float | None, info: ValidationInfo) -> float | None:
+        """A number that the loss ignores is a mistake. Defaults pass: a written-out file holds them all."""
+        loss, name = info.data.get("loss"), str(info.field_name)
+        if loss is None or value == cls.model_fields[name].default or name in RECIPES[loss].dials:
+            return value
+        readers = ", ".join(each for each, recipe in RECIPES.items() if name in recipe.dials)
+        raise ValueError(f"loss {loss!r} does not read it; leave it out, or choose one of {readers}")
+
+    @property
+    def objective(self) -> Objective:
+        """The loss with all its numbers."""
+        own = RECIPES[self.loss].dials
+        return Objective(
+            loss=self.loss,
+            ratio_cap=self.ratio_cap,
+            ratio_floor=own.get("ratio_floor", 0.0) if self.ratio_floor is None else self.ratio_floor,
+            clip_low=own.get("clip_low", 0.0) if self.clip_low is None else self.clip_low,
+            clip_high=own.get("clip_high", 0.0) if self.clip_high is None else self.clip_high,
+            length_tokens=self.length_tokens,
+            kl_coefficient=self.kl_coefficient,
+            kl_estimator=self.kl_estimator,
+        )
 
 
 class EpisodeConfig(_Section):
@@ -58,6 +111,11 @@ class EpisodeConfig(_Section):
     """One run of code in the sandbox."""
     seconds: Seconds = 120.0
     """The whole attempt; one that takes longer is given up and counts for nothing."""
+
+    @property
+    def sampled_limit(self) -> int:
+        """Tokens that an episode can sample at most."""
+        return min(self.max_turns * self.turn_tokens, self.context_tokens)
 
 
 class GeneratorConfig(_Section):
@@ -133,7 +191,7 @@ class Config(_Section):
     checkpoint_every_steps: Annotated[int, Field(ge=0)] = 10
     """Save after so many steps; only at Ctrl-C when 0."""
     trainer: TrainerConfig = TrainerConfig()
-    episode: EpisodeConfig = EpisodeConfig()
+    episode: Annotated[EpisodeConfig, Field(validate_default=True)] = EpisodeConfig()
     generator: GeneratorConfig = GeneratorConfig()
     sandboxes: SandboxesConfig = Field(default_factory=SandboxesConfig)
     heldout: HeldOutConfig = HeldOutConfig()
@@ -144,6 +202,26 @@ class Config(_Section):
         if value.turn_tokens >= value.context_tokens:
             raise ValueError("context_tokens must be larger than turn_tokens")
         return value
+
+    @field_validator("episode")
+    @classmethod
+    def _shaping_fits(cls, value: EpisodeConfig, info: ValidationInfo) -> EpisodeConfig:
+        trainer = info.data.get("trainer")
+        if trainer is not None and trainer.overlong_tokens > value.sampled_limit:
+            raise ValueError(
+                f"trainer.overlong_tokens is {trainer.overlong_tokens}, but an episode may sample only "
+                f"{value.sampled_limit} tokens: make it smaller"
+            )
+        return value
+
+    @property
+    def advantage_rule(self) -> AdvantageRule:
+        """How the rewards of a group are compared."""
+        return AdvantageRule(
+            by_deviation=RECIPES[self.trainer.loss].by_deviation,
+            overlong_tokens=self.trainer.overlong_tokens,
+            limit_tokens=self.episode.sampled_limit,
+        )
 
     @property
     def directory(self) -> Path:
@@ -190,6 +268,11 @@ def explain(error: ValidationError) -> str:
     fault = error.errors()[0]
     location = fault["loc"]
     key = ".".join(str(part) for part in location)
+    if fault["type"] == "extra_forbidden" and location[-1] in WITHHELD:
+        return (
+            f"{key} = {fault['input']!r}: training draws from the whole policy at temperature 1, for without "
+            "the sampling mask anything else biases the importance ratios; leave it out"
+        )
     if fault["type"] == "extra_forbidden":
         section = Config if len(location) == 1 else Config.model_fields[str(location[0])].annotation
         known = list(getattr(section, "model_fields", {}))

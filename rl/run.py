@@ -280,6 +280,7 @@ class Session:
             samples_per_group=config.samples_per_group,
             replace_silent=config.filter,
             deadline=None if limit is None else self._began + limit - reserve,
+            advantages=config.advantage_rule,
         )
 
     def _curriculum(self, source: TaskSource) -> Curriculum:

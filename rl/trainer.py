@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import threading
@@ -20,7 +21,9 @@ from rl import packed_attention
 from rl.batching import PackedPass, pack_pass, plan_passes
 from rl.config import TrainerConfig
 from rl.errors import ConfigError, NonFiniteStep
-from rl.loss import token_logprobs, truncated_importance_loss
+from rl.losses.recipes import Totals
+from rl.losses.tokens import PassTokens, token_logprobs
+from rl.losses.total import policy_loss
 from rl.precision import Precision
 from rl.types import Batch, PackedGroup, Sample, StepReport
 
@@ -35,7 +38,8 @@ SAVED_PER_LAYER = 40
 
 class TorchTrainer:
     """Model and AdamW state, float32; matrix products take factors in `precision`. `step_count` is the number
-    of steps taken since the base model.
+    of steps taken since the base model. With a divergence in the loss, its reference is a copy of the model
+    as it was given, which `restore` leaves alone: a second model in memory, and a forward pass more.
 
     A step accumulates gradients and changes the weights only at its end, under `_weights`; `save` and
     `write_weights` may therefore be called from another thread at any time and see whole steps only.
@@ -50,6 +54,8 @@ class TorchTrainer:
         self.model = model
         self.step_count = 0
         self._config = config
+        self._objective = config.objective
+        self._reference = frozen_copy(model) if config.kl_coefficient > 0 else None
         self._factors = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self._weights = threading.Lock()
         self._parameters = dict(model.named_parameters())
@@ -83,20 +89,23 @@ class TorchTrainer:
         likely = np.full(WARM_UP_TOKENS, -1.0, np.float32)
         sample = Sample(ids, np.ones(WARM_UP_TOKENS, np.bool_), likely, 1.0)
         packed = pack_pass([PackedGroup("warm-up", ids, (sample,))])
-        self.accumulate(packed, packed.targets.size)
+        self.accumulate(packed, Totals(packed.targets.size, 1))
         self._optimizer.zero_grad(set_to_none=False)
 
     def step(self, batch: Batch) -> StepReport:
         """One optimiser step. Raises NonFiniteStep, with weights and optimiser as they were before."""
         began = time.perf_counter()
-        total = batch.trained_count
-        if total == 0:
+        totals = Totals(batch.trained_count, batch.sample_count)
+        if totals.tokens == 0:
             raise ValueError(f"batch of step {batch.step} has no token to train on")
         sums: Counter[str] = Counter()
         for packed in plan_passes(batch.groups, self._config.max_pass_tokens):
-            sums.update(self.accumulate(packed, total))
+            sums.update(self.accumulate(packed, totals))
         norm = self._apply(sums["loss"])
         counted = max(sums["tokens"], 1)
+        extra = {"entropy": sums["entropy"] / counted, "masked_tokens": sums["masked"]}
+        if self._reference is not None:
+            extra["reference_kl"] = sums["reference_kl"] / counted
         return StepReport(
             step=batch.step,
             loss=sums["loss"],
@@ -108,38 +117,42 @@ class TorchTrainer:
             clipped_fraction=sums["clipped"] / counted,
             mismatch_kl=sums["kl"] / counted,
             train_seconds=time.perf_counter() - began,
-            extra={"entropy": sums["entropy"] / counted, "masked_tokens": sums["masked"]},
+            extra=extra,
         )
 
-    def logprobs(self, packed: PackedPass) -> Tensor:
-        """Log-probabilities of the loss tokens of a pass under the present weights, shape (L,)."""
+    def logprobs(self, packed: PackedPass, model: PreTrainedModel | None = None) -> Tensor:
+        """Log-probabilities of the loss tokens of a pass under the present weights, or those of another
+        `model` with the same vocabulary, shape (L,)."""
+        model = model or self.model
         device = self.model.device
         sources = torch.from_numpy(packed.sources).to(device)
         targets = torch.from_numpy(packed.targets).to(device)
         lower = self._factors != torch.float32
         with torch.autocast(device.type, self._factors, enabled=lower):
-            hidden = self.model.base_model(
+            hidden = model.base_model(
                 input_ids=torch.from_numpy(packed.ids).long().to(device)[None],
                 position_ids=torch.from_numpy(packed.positions).to(device)[None],
                 use_cache=False,
                 tree=packed_attention.tree_of(packed, device, self._factors),
             ).last_hidden_state[0]
-            unique = token_logprobs(hidden[sources], self.model.get_output_embeddings().weight, targets)
+            unique = token_logprobs(hidden[sources], model.get_output_embeddings().weight, targets)
         return unique[torch.from_numpy(packed.rows).to(device)]
 
-    def accumulate(self, packed: PackedPass, total: int) -> dict[str, float]:
-        """Adds the gradient of one pass; the loss is the mean over all loss tokens of the batch."""
+    def accumulate(self, packed: PackedPass, totals: Totals) -> dict[str, float]:
+        """Adds the gradient of one pass of a batch with these totals. Its loss is the pass's share."""
         device = self.model.device
-        sums = truncated_importance_loss(
-            self.logprobs(packed),
-            torch.from_numpy(packed.logprobs).to(device),
-            torch.from_numpy(packed.advantages).to(device),
-            cap=self._config.ratio_cap,
+        inputs = PassTokens(
+            logprobs=self.logprobs(packed),
+            sampler_logprobs=torch.from_numpy(packed.logprobs).to(device),
+            advantages=torch.from_numpy(packed.advantages).to(device),
+            samples=torch.from_numpy(packed.samples).to(device),
+            sample_count=packed.sample_count,
+            reference_logprobs=self._reference_logprobs(packed),
         )
-        loss = sums.loss / total
-        loss.backward()  # type: ignore[no-untyped-call]
+        sums = policy_loss(inputs, self._objective, totals)
+        sums.loss.backward()  # type: ignore[no-untyped-call]
         return {
-            "loss": loss.item(),
+            "loss": sums.loss.item(),
             "tokens": sums.token_count,
             "masked": sums.masked_count,
             "forwarded": len(packed.ids),
@@ -147,7 +160,14 @@ class TorchTrainer:
             "clipped": sums.clipped_count,
             "kl": sums.kl_sum,
             "entropy": sums.entropy_sum,
+            "reference_kl": sums.reference_kl_sum,
         }
+
+    def _reference_logprobs(self, packed: PackedPass) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return self.logprobs(packed, self._reference)
 
     def _apply(self, loss: float) -> float:
         """Clips, checks and applies the accumulated gradient; returns its norm before clipping."""
@@ -221,6 +241,13 @@ class TorchTrainer:
             for name, parameter in self._parameters.items()
             if "step" in self._optimizer.state[parameter]
         }
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as it is now; it takes no gradient and no part in training."""
+    copied: PreTrainedModel = copy.deepcopy(model).eval()
+    copied.requires_grad_(False)
+    return copied
 
 
 def prepare_torch(threads: int) -> None:

@@ -36,7 +36,10 @@ PLACES = {
         "sandboxd/bench/docker_sdk.py",
         "sandboxd/images/engine.py",
     },
-    "torch": {f"rl/{name}.py" for name in ("loss", "model", "packed_attention", "trainer")},
+    "torch": {
+        *(f"rl/{name}.py" for name in ("model", "packed_attention", "trainer")),
+        *(f"rl/losses/{name}.py" for name in ("clipped", "kl", "tokens", "total", "weighted")),
+    },
     "vllm": {"rl/generators/vllm.py"},
 }
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status"}

@@ -10,9 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rl.batching import pack_group, pack_pass, plan_passes, sample_from_turns
 from rl.config import TrainerConfig
+from rl.losses.recipes import Totals
 from rl.prefix_tree import common_prefix, merge
 from rl.trainer import TorchTrainer
 from rl.types import (
+    Batch,
     Episode,
     Group,
     Outcome,
@@ -107,9 +109,10 @@ def test_packed_loss_and_gradients_equal_unpacked(trunk_length: int, rest: int, 
     loss.backward()
     model = tiny_llama()
     trainer = TorchTrainer(model, TrainerConfig(ratio_cap=1.2))
-    total = sum(int(s.loss_mask.sum()) for g in groups for s in g.samples)
+    batch = Batch(1, tuple(groups))
     passes = list(plan_passes(groups, max_pass_tokens))
-    sums = [trainer.accumulate(packed, total) for packed in passes]
+    totals = Totals(batch.trained_count, batch.sample_count)
+    sums = [trainer.accumulate(packed, totals) for packed in passes]
     assert len(passes) == (3 if max_pass_tokens == 1 else 1)
     assert sum(part["loss"] for part in sums) == pytest.approx(loss.item(), abs=1e-5)
     for (name, expected), (_, got) in zip(
