@@ -13,10 +13,10 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Unpack
 
 import grpc
 
@@ -29,12 +29,13 @@ from sandboxd.lifetime import Tasks
 from sandboxd.patience import Patience
 from sandboxd.remote_commands import RemoteCommands
 from sandboxd.remote_files import RemoteFiles
+from sandboxd.remote_pools import RemotePools
 from sandboxd.replies import ExecResult, SandboxInfo
 from sandboxd.requests import AcquireOptions, CommandOptions, Word
 from sandboxd.resumption import run_command
 from sandboxd.sessions import KILL_CHILDREN, SHELL, Dialect, Session, python_dialect
 from sandboxd.status import translated
-from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event, PoolStats
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 from sandboxd.wire import RUN_OUTPUT_LIMIT_BYTES, duration
@@ -43,8 +44,6 @@ from sandboxd.wire import RUN_OUTPUT_LIMIT_BYTES, duration
 RENEW_FRACTION = 1 / 3
 # Renewals that lie no further apart than this part of their time are made at once.
 RENEW_SLACK = 1 / 20
-# Calls that the daemon answers at once end after this time at the latest.
-CALL_TIMEOUT_SECONDS = 30.0
 RELEASE_TIMEOUT_SECONDS = 5.0
 PATIENCE_SECONDS = 30.0
 CHANNEL_OPTIONS = [
@@ -56,7 +55,7 @@ CHANNEL_OPTIONS = [
 ]
 
 
-class Client:
+class Client(RemotePools):
     """A connection to one daemon. `address` is `unix:/path` or `host:port`; the user's own by default.
 
     A daemon that was there may be away for `patience` seconds, to be restarted say, before calls that may be
@@ -65,7 +64,7 @@ class Client:
 
     def __init__(self, address: str | None = None, *, patience: float = PATIENCE_SECONDS) -> None:
         self.address = address or default_address()
-        self.patience = Patience(patience)
+        super().__init__(Patience(patience))
         self._stack = contextlib.AsyncExitStack()
         self._boxes: dict[str, Box] = {}
         self._nudge = asyncio.Event()
@@ -75,7 +74,7 @@ class Client:
         self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         await self._stack.enter_async_context(self._channel)
         self.sandboxes = pb_grpc.SandboxServiceStub(self._channel)
-        self._pools = pb_grpc.PoolServiceStub(self._channel)
+        self.pools = pb_grpc.PoolServiceStub(self._channel)
         self._tasks = await self._stack.enter_async_context(Tasks())
         self._renewal = self._tasks.create_task(self._renew_leases(), name="lease renewal")
         return self
@@ -112,41 +111,16 @@ class Client:
         request = requests.acquire_gang(pool, count, options)
         return Acquisition(lambda: self._lease_gang(request, options), _release_all)
 
-    async def get_pool(self, pool: str) -> PoolStats:
-        """Counts and totals of one pool. Raises PoolNotFound."""
-        request = pb.GetPoolRequest(name=POOL_PREFIX + pool)
-        reply = await self._answered(self._pools.GetPool, request)
-        return replies.stats(reply)
-
-    async def list_pools(self) -> dict[str, PoolStats]:
-        """All pools by name."""
-        reply = await self._answered(self._pools.ListPools, pb.ListPoolsRequest())
-        return {pool.name.removeprefix(POOL_PREFIX): replies.stats(pool) for pool in reply.pools}
-
-    async def update_pool(
-        self, pool: str, *, warm: int | None = None, size_limit: int | None = None
-    ) -> PoolStats:
-        """Changes a pool's target or limit until the daemon restarts."""
-        wanted = pb.Pool(name=POOL_PREFIX + pool, warm_count_target=warm, size_limit=size_limit)
-        reply = await self._answered(self._pools.UpdatePool, pb.UpdatePoolRequest(pool=wanted))
-        return replies.stats(reply)
-
     async def list_sandboxes(self, pool: str | None = None) -> AsyncIterator[SandboxInfo]:
         """All sandboxes, oldest first."""
         request = pb.ListSandboxesRequest(pool=POOL_PREFIX + pool if pool else "", page_size=1000)
         while True:
-            reply = await self._answered(self.sandboxes.ListSandboxes, request)
+            reply = await self.answered(self.sandboxes.ListSandboxes, request)
             for sandbox in reply.sandboxes:
                 yield replies.info(sandbox)
             if not reply.next_page_token:
                 return
             request.page_token = reply.next_page_token
-
-    async def _answered(
-        self, method: Callable[..., Awaitable[Any]], request: object, timeout: float = CALL_TIMEOUT_SECONDS
-    ) -> Any:
-        """The reply to a call that the daemon answers at once and that may be repeated."""
-        return await self.patience.call(lambda: method(request, timeout=timeout), at_most=timeout)
 
     async def _lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
         left = countdown(timeout)
@@ -207,7 +181,7 @@ class Client:
         """Stops renewing and tells the daemon that the box is no longer needed."""
         self._boxes.pop(box.name, None)
         request = pb.ReleaseSandboxRequest(name=box.name)
-        await self._answered(self.sandboxes.ReleaseSandbox, request, RELEASE_TIMEOUT_SECONDS)
+        await self.answered(self.sandboxes.ReleaseSandbox, request, RELEASE_TIMEOUT_SECONDS)
 
     async def _renew_leases(self) -> None:
         """Renews each lease when it is due; sleeps until the next one or until one is taken that is due
@@ -225,7 +199,7 @@ class Client:
 
     async def _renew(self, box: Box) -> None:
         try:
-            await self._answered(self.sandboxes.RenewSandbox, pb.RenewSandboxRequest(name=box.name))
+            await self.answered(self.sandboxes.RenewSandbox, pb.RenewSandboxRequest(name=box.name))
         except BackendUnavailable:
             # The daemon may come back before the lease ends; the next call on the box tells if not.
             pass

@@ -1,15 +1,17 @@
-"""What a pool says of itself: the ledger's counts, and what its starts were measured to be."""
+"""What a pool says of itself: its counts, how fast it is, and what a caller who comes now may expect."""
 
 from __future__ import annotations
 
-from sandboxd.ledger import Ledger
-from sandboxd.regulator import Regulator
-from sandboxd.types import PoolState, PoolStats
+from sandboxd.fleet import Fleet
+from sandboxd.types import PoolState, PoolStats, SandboxState
+from sandboxd.waiters import Waiters
 
 
-def stats(ledger: Ledger, regulator: Regulator) -> PoolStats:
-    """Counts and totals at this moment."""
+def stats(fleet: Fleet, waiters: Waiters, now: float, stopping: str) -> PoolStats:
+    """At this moment; `stopping` says why it takes no new work, and is empty while it does."""
+    ledger, regulator = fleet.ledger, fleet.regulator
     totals = ledger.totals
+    state, reason = pool_state(fleet, stopping)
     return PoolStats(
         warm_target=ledger.bounds.warm_target,
         size_limit=ledger.bounds.size_limit,
@@ -24,8 +26,36 @@ def stats(ledger: Ledger, regulator: Regulator) -> PoolStats:
         lost_total=totals.lost,
         started_total=totals.started,
         start_failures_total=totals.start_failures,
-        start_seconds=regulator.start_seconds,
+        start_seconds=regulator.starts.median(),
         last_failure=regulator.health.reason,
-        state=PoolState.DEGRADED if ledger.degraded else PoolState.OK,
+        state=state,
         start_limit=regulator.slots.pace.limit,
+        state_reason=reason,
+        starts_per_second=regulator.starts.per_second(now),
+        next_free_seconds=_next_free(fleet, waiters, now),
+        oldest_wait_seconds=waiters.oldest_wait(),
     )
+
+
+def pool_state(fleet: Fleet, stopping: str) -> tuple[PoolState, str]:
+    """How it fares, and why it does not fare well."""
+    if stopping:
+        return PoolState.DRAINING, stopping
+    if fleet.ledger.degraded:
+        return PoolState.DEGRADED, fleet.regulator.health.reason
+    return PoolState.OK, ""
+
+
+def _next_free(fleet: Fleet, waiters: Waiters, now: float) -> float | None:
+    """Seconds that a call which came now would wait; None where nothing was measured."""
+    ledger = fleet.ledger
+    if len(ledger.waiting):
+        return waiters.expected_behind_all()
+    if ledger.warm:
+        return 0.0
+    usual = fleet.regulator.starts.median()
+    if usual is None:
+        return None
+    starting = (fleet.sandboxes[name] for name in ledger.starting)
+    ready = [one.created + usual - now for one in starting if one.state is SandboxState.STARTING]
+    return max(0.0, min(ready)) if ready else None

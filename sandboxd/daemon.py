@@ -33,8 +33,10 @@ from sandboxd.doctor.serving import Carried
 from sandboxd.journal import JournalFile
 from sandboxd.lifetime import Tasks
 from sandboxd.pool import Pool
+from sandboxd.pool_service import PoolService
+from sandboxd.pools import Pools
 from sandboxd.recovery import reclaim, recover
-from sandboxd.service import Pools, PoolService, SandboxService
+from sandboxd.service import SandboxService
 from sandboxd.slots import Slots
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
@@ -226,21 +228,23 @@ async def running(
         backends = await _open_backends(config, stack)
         journal = stack.enter_context(_journal(config.state_dir))
         pools = await _open_pools(carried, backends, journal, clock, stack)
-        server, checks = _server(Pools(pools, clock))
+        served = Pools(pools, clock)
+        server, checks = _server(served)
         addresses = _listen(server, config)
         await server.start()
-        stack.push_async_callback(_stop, server, checks, list(pools.values()), config.drain_seconds)
+        stack.push_async_callback(_stop, server, checks, served, config.drain_seconds)
         for service in ("", *SERVICES):
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
         yield addresses
 
 
 async def _stop(
-    server: grpc.aio.Server, checks: health.aio.HealthServicer, pools: list[Pool], grace: float
+    server: grpc.aio.Server, checks: health.aio.HealthServicer, pools: Pools, grace: float
 ) -> None:
     await checks.enter_graceful_shutdown()
-    for pool in pools:
+    for pool in pools.by_name.values():
         pool.drain()
+    pools.close()
     await server.stop(grace)
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from sandboxd.alarm import Alarm
 from sandboxd.backends.base import Backend, Connection
+from sandboxd.changes import Changes
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
 from sandboxd.forking import Forks
@@ -62,6 +63,7 @@ class Fleet:
         journal: Journal,
     ) -> None:
         self.sandboxes: dict[str, Sandbox] = {}
+        self.changes = Changes()
         self.journal = journal
         self._made_from = template.digest
         self._name = name
@@ -152,6 +154,7 @@ class Fleet:
             self._begin_to_destroy(self.sandboxes[sandbox_id])
         # Before anybody hears of it: those who wait run after this.
         self.journal.commit(self.ledger.totals)
+        self.changes.tell()
 
     def _wake(self) -> None:
         """Another pool has left slots; its own plan is finished first."""
@@ -199,6 +202,7 @@ class Fleet:
         task.add_done_callback(lambda _: self._fork_ended(forks, done))
         for fork in forks:
             self.sandboxes[fork.id], fork.task = fork, task
+        self.changes.tell()
         return forks, done
 
     async def _fork(
@@ -209,12 +213,13 @@ class Fleet:
             await self._start_forks(source, forks)
             if not self._closing:
                 for fork in forks:
-                    self.regulator.measured(self._clock.now() - begin)
+                    self.regulator.measured(self._clock.now(), self._clock.now() - begin)
                     fork.state = SandboxState.ACTIVE
                     self._begin_to_watch(fork)
                     self.ledger.forked(fork.id)
                     self._listener.forked(fork, lease)
                 self.journal.commit(self.ledger.totals)
+                self.changes.tell()
                 done.set_result(None)
         except SandboxdError as error:
             self.ledger.totals.start_failures += 1

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -57,6 +57,16 @@ async def ended(pid: int) -> None:
     finally:
         loop.remove_reader(fd)
         os.close(fd)
+
+
+async def first_of(*waits: Awaitable[object]) -> None:
+    """Returns when one of them is over; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def told_later() -> asyncio.Future[Any]:

@@ -28,6 +28,7 @@ from sandboxd.given import Requests
 from sandboxd.journal import REMEMBERED_ENDINGS, Ending, Entry, Journal, MemoryJournal, Past
 from sandboxd.leases import Lease, LeaseTable
 from sandboxd.ledger import Bounds
+from sandboxd.lifetime import first_of
 from sandboxd.queueing import Claim
 from sandboxd.regulator import Regulation
 from sandboxd.sandbox import Sandbox, template_of
@@ -83,7 +84,8 @@ class Pool:
         self._waiters = Waiters(name, self._fleet, self._ledger, self._clock)
         self._requests = Requests()
         self._endings: OrderedDict[str, SandboxdError] = OrderedDict()
-        self._draining = False
+        self._refusal: SandboxdError | None = None
+        self.changes = self._fleet.changes
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Pool]:
@@ -146,8 +148,7 @@ class Pool:
         AcquireTimedOut, StartFailed, Draining, InvalidRequest where the pool can never have so many, and what
         the earlier call's sandboxes have met since.
         """
-        if self._draining:
-            raise Draining(f"pool {self.name!r} takes no new work: the daemon is shutting down")
+        self._check_open()
 
         async def acquire() -> list[str]:
             waiter = self._waiters.join(lease, claim)
@@ -174,8 +175,7 @@ class Pool:
         Raises PoolFull, Draining, StartFailed, InvalidRequest where the backend cannot, and as `get`.
         """
         source = self.get(sandbox_id)
-        if self._draining:
-            raise Draining(f"pool {self.name!r} takes no new work: the daemon is shutting down")
+        self._check_open()
         forks, done = self._fleet.fork(source, count, lease)
         try:
             await asyncio.shield(done)
@@ -245,7 +245,7 @@ class Pool:
         ending = self._endings.get(sandbox_id)
         if ending is None:
             raise SandboxNotFound(f"no leased sandbox {sandbox_id!r} in pool {self.name!r}")
-        raise type(ending)(ending.message, metadata=ending.metadata)
+        raise _again(ending)
 
     def connection(self, sandbox_id: str) -> Connection:
         """The way into a leased sandbox. Raises as `get`."""
@@ -281,14 +281,25 @@ class Pool:
         self._fleet.regulator.sizing.withdraw(name)
         self._fleet.pump()
 
-    def drain(self) -> None:
-        """Refuses new work and fails whoever waits; leases go on."""
-        self._draining = True
-        self._waiters.refuse(tuple(self._ledger.waiting), lambda _: Draining("the daemon is shutting down"))
+    def drain(self, why: SandboxdError | None = None) -> None:
+        """Refuses new work and fails whoever waits, with `why`; leases go on, nothing else is kept.
+
+        Without `why` the daemon is shutting down.
+        """
+        refusal = self._refusal = why or Draining("the daemon is shutting down")
+        self._waiters.refuse(tuple(self._ledger.waiting), lambda _: _again(refusal))
+        self._fleet.regulator.sizing.stop()
+        self._fleet.pump()
+
+    def _check_open(self) -> None:
+        """Raises what `drain` was given."""
+        if self._refusal is not None:
+            raise _again(self._refusal)
 
     def stats(self) -> PoolStats:
         """Counts and totals at this moment."""
-        return stats(self._ledger, self._fleet.regulator)
+        now, stopping = self._clock.now(), self._refusal.message if self._refusal else ""
+        return stats(self._fleet, self._waiters, now, stopping)
 
     def check(self) -> None:
         """Raises AssertionError where the books do not close."""
@@ -340,12 +351,13 @@ class Pool:
             await self._until_next_expiry()
 
     async def _until_next_expiry(self) -> None:
-        deadline = self._leases.next_expiry()
-        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._nudge.wait())]
-        if deadline is not None:
-            waits.append(asyncio.ensure_future(self._clock.sleep(deadline - self._clock.now())))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        deadline, nudged = self._leases.next_expiry(), self._nudge.wait()
+        if deadline is None:
+            await nudged
+        else:
+            await first_of(nudged, self._clock.sleep(deadline - self._clock.now()))
+
+
+def _again(error: SandboxdError) -> SandboxdError:
+    """The same for one more caller: an exception carries the traceback of who raised it."""
+    return type(error)(error.message, retry_after=error.retry_after, metadata=error.metadata)

@@ -6,8 +6,6 @@ next.
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,9 +14,8 @@ from sandboxd.ledger import Bounds, Ledger, Plan
 from sandboxd.pacing import Bucket, Pace
 from sandboxd.sizing import Sizing
 from sandboxd.slots import Slots
+from sandboxd.start_times import StartTimes
 from sandboxd.starting import Starter
-
-START_SAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +41,7 @@ class Regulator:
         self.bucket = Bucket(regulation.starts_per_second)
         self.sizing = Sizing(bounds.warm_target, max(bounds.warm_target, regulation.warm_limit or 0))
         self._share = self.slots.share(wake)
-        self._start_seconds: deque[float] = deque(maxlen=START_SAMPLES)
-
-    @property
-    def start_seconds(self) -> float | None:
-        """Median of recent starts, in seconds; None before the first."""
-        return statistics.median(self._start_seconds) if self._start_seconds else None
+        self.starts = StartTimes()
 
     def plan(self, ledger: Ledger, now: float, starter: Starter) -> tuple[Plan, float | None]:
         """What to do now, and when to ask again at the latest; None: when something happens."""
@@ -83,12 +75,12 @@ class Regulator:
     def started(self, now: float, seconds: float) -> None:
         """A sandbox is ready, so long after it was decided to start it."""
         self.health.succeeded(now)
-        self.measured(seconds)
+        self.measured(now, seconds)
 
-    def measured(self, seconds: float) -> None:
+    def measured(self, now: float, seconds: float) -> None:
         """A start or a fork took so long."""
-        self._start_seconds.append(seconds)
-        self.sizing.start_seconds = statistics.median(self._start_seconds)
+        self.starts.observe(now, seconds)
+        self.sizing.start_seconds = self.starts.median() or seconds
 
     def announce(self, now: float, count: int, by: float) -> int:
         """As `Sizing.announce`, at the rate that the host was measured to start."""

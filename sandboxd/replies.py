@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sandboxd.types import (
@@ -171,7 +172,6 @@ def queue_position(reply: pb.QueuePosition) -> QueuePosition:
 
 def stats(pool: pb.Pool) -> PoolStats:
     """A pool's counts and totals."""
-    started = pool.start_duration.ToNanoseconds() / 1e9 if pool.HasField("start_duration") else None
     return PoolStats(
         warm_target=pool.warm_count_target,
         size_limit=pool.size_limit,
@@ -186,11 +186,24 @@ def stats(pool: pb.Pool) -> PoolStats:
         lost_total=pool.lost_total,
         started_total=pool.started_total,
         start_failures_total=pool.start_failures_total,
-        start_seconds=started,
+        start_seconds=_seconds(pool, "start_duration"),
         last_failure=pool.last_failure,
-        state=PoolState.DEGRADED if pool.state == pb.POOL_STATE_DEGRADED else PoolState.OK,
+        state=PoolState(pb.PoolState.Name(pool.state).removeprefix("POOL_STATE_")),
+        state_reason=pool.state_reason,
         start_limit=pool.start_limit,
+        starts_per_second=pool.starts_per_second,
+        next_free_seconds=_seconds(pool, "next_free_duration"),
+        oldest_wait_seconds=_seconds(pool, "oldest_wait_duration"),
     )
+
+
+def pools(messages: Iterable[pb.Pool]) -> dict[str, PoolStats]:
+    """Counts and totals by name."""
+    return {pool.name.removeprefix(POOL_PREFIX): stats(pool) for pool in messages}
+
+
+def _seconds(pool: pb.Pool, field: str) -> float | None:
+    return getattr(pool, field).ToNanoseconds() / 1e9 if pool.HasField(field) else None
 
 
 def info(sandbox: pb.Sandbox) -> SandboxInfo:

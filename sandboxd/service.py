@@ -18,14 +18,12 @@ from grpc_status import rpc_status
 
 from sandboxd import wire
 from sandboxd.backends.base import Commands, Files
-from sandboxd.clock import Clock
-from sandboxd.errors import Internal, InvalidRequest, PoolNotFound, SandboxdError, SandboxNotFound
+from sandboxd.errors import Internal, InvalidRequest, SandboxdError
 from sandboxd.leases import Lease
-from sandboxd.pool import Pool
-from sandboxd.sandbox import Sandbox
+from sandboxd.pools import Pools
 from sandboxd.status import to_status
 from sandboxd.streams import joined, talk, while_running
-from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, QueuePosition
+from sandboxd.types import QueuePosition
 from sandboxd.uploads import upload
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
@@ -87,34 +85,6 @@ def streaming(handler: Callable[[Any, Any, Context], AsyncIterator[Any]]) -> Any
             raise
 
     return mapped
-
-
-class Pools:
-    """The pools by name, and which of them a sandbox belongs to."""
-
-    def __init__(self, pools: dict[str, Pool], clock: Clock) -> None:
-        self.by_name = pools
-        self.clock = clock
-
-    def named(self, name: str) -> Pool:
-        """The pool of a resource name `pools/{pool}`. Raises PoolNotFound, InvalidRequest."""
-        pool_id = wire.identifier(name, POOL_PREFIX)
-        if pool_id not in self.by_name:
-            known = ", ".join(sorted(self.by_name))
-            raise PoolNotFound(f"no pool {pool_id!r}; this daemon has: {known}")
-        return self.by_name[pool_id]
-
-    def holding(self, name: str) -> tuple[Pool, str]:
-        """The pool and the id of `sandboxes/{sandbox}`. Raises SandboxNotFound, InvalidRequest."""
-        sandbox_id = wire.identifier(name, SANDBOX_PREFIX)
-        pool = self.by_name.get(sandbox_id.rpartition("-")[0])
-        if pool is None:
-            raise SandboxNotFound(f"no leased sandbox {sandbox_id!r}")
-        return pool, sandbox_id
-
-    def encode(self, pool: Pool, sandbox: Sandbox) -> pb.Sandbox:
-        """The wire form of a sandbox, its times on the calendar."""
-        return wire.sandbox(pool.name, sandbox, self.clock.wall() - self.clock.now())
 
 
 def _patience(context: Context) -> float:
@@ -320,26 +290,3 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     def _files(self, name: str) -> Files:
         pool, sandbox_id = self._pools.holding(name)
         return pool.connection(sandbox_id).files
-
-
-class PoolService(pb_grpc.PoolServiceServicer):
-    """The pools' counts and bounds."""
-
-    def __init__(self, pools: Pools) -> None:
-        self._pools = pools
-
-    @unary
-    async def GetPool(self, request: pb.GetPoolRequest, context: Context) -> pb.Pool:
-        pool = self._pools.named(request.name)
-        return wire.pool(pool.name, pool.stats())
-
-    @unary
-    async def ListPools(self, request: pb.ListPoolsRequest, context: Context) -> pb.ListPoolsResponse:
-        pools = sorted(self._pools.by_name.values(), key=lambda pool: pool.name)
-        return pb.ListPoolsResponse(pools=[wire.pool(pool.name, pool.stats()) for pool in pools])
-
-    @unary
-    async def UpdatePool(self, request: pb.UpdatePoolRequest, context: Context) -> pb.Pool:
-        pool = self._pools.named(request.pool.name)
-        wire.resize(pool, request.pool)
-        return wire.pool(pool.name, pool.stats())

@@ -90,6 +90,11 @@ class Sizing:
         """What was announced is not wanted any more; nothing when it is over."""
         self._announced.pop(name, None)
 
+    def stop(self) -> None:
+        """Nothing is to be ready any more."""
+        self.floor = self.ceiling = 0
+        self._announced.clear()
+
     def target(self, now: float) -> int:
         """How many should be ready, or on their way."""
         for name, announced in list(self._announced.items()):

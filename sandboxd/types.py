@@ -212,13 +212,6 @@ class Capabilities:
     notes: tuple[str, ...] = ()
 
 
-class PoolState(enum.StrEnum):
-    """OK, or DEGRADED: the last start failed for good, and one at a time shows whether that has changed."""
-
-    OK = "OK"
-    DEGRADED = "DEGRADED"
-
-
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
     """Where a waiter stands: how many callers are served before it, and how many sandboxes they want.
@@ -232,6 +225,14 @@ class QueuePosition:
     expected_wait: float | None = None
 
 
+class PoolState(enum.StrEnum):
+    """How a pool fares. DEGRADED: its last start failed for good. DRAINING: it takes no new work."""
+
+    OK = "OK"
+    DEGRADED = "DEGRADED"
+    DRAINING = "DRAINING"
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStats:
     """Counts of one pool at one moment, and its totals since the daemon started.
@@ -239,6 +240,10 @@ class PoolStats:
     `warm_target` is that of this moment. `start_seconds` is the median of recent starts, from the decision to
     ready; None before the first. `start_limit` is how many of all pools of the backend may be starting at
     once. At any moment: acquired = released + expired + lost + active.
+
+    `state_reason` says why the state is not OK. `starts_per_second` counts the starts that succeeded of late.
+    `next_free_seconds` is how long a call that comes now would wait, None where that is not known, and
+    `oldest_wait_seconds` how long the one that waits longest has waited, None where none waits.
     """
 
     warm_target: int
@@ -258,3 +263,7 @@ class PoolStats:
     last_failure: str = ""
     state: PoolState = PoolState.OK
     start_limit: int = 0
+    state_reason: str = ""
+    starts_per_second: float = 0.0
+    next_free_seconds: float | None = None
+    oldest_wait_seconds: float | None = None

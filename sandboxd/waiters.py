@@ -34,6 +34,7 @@ class Waiter:
     claim: Claim
     lease: Lease
     granted: asyncio.Future[list[Sandbox]]
+    since: float
 
     def sandboxes(self) -> list[Sandbox]:
         """What it was granted; nothing while it waits or when it was refused."""
@@ -75,7 +76,7 @@ class Waiters:
         future: asyncio.Future[list[Sandbox]] = asyncio.get_running_loop().create_future()
         # Retrieved here, so that a failure whose caller has left is not reported as unhandled.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        waiter = self._waiters[ticket] = Waiter(ticket, claim, lease, future)
+        waiter = self._waiters[ticket] = Waiter(ticket, claim, lease, future, self._clock.now())
         if displaced is not None:
             self.refused(displaced, self._with_delay(self._ledger.queue_full()))
         return waiter
@@ -123,6 +124,15 @@ class Waiters:
         """Where it stands. It must wait."""
         callers, sandboxes = self._ledger.waiting.before(waiter.ticket)
         return QueuePosition(callers, sandboxes, self._expected(sandboxes + waiter.claim.count))
+
+    def expected_behind_all(self) -> float | None:
+        """Seconds until a caller who came now would be served, after all who wait; None as `_expected`."""
+        return self._expected(self._ledger.waiting.sandboxes + 1)
+
+    def oldest_wait(self) -> float | None:
+        """Seconds since the one that waits longest came; None where none waits."""
+        first = next(iter(self._waiters.values()), None)
+        return None if first is None else self._clock.now() - first.since
 
     def _expected(self, sandboxes: int) -> float | None:
         """Seconds until so many are granted, as fast as of late; None where nothing was measured."""

@@ -10,7 +10,6 @@ from google.protobuf import duration_pb2, timestamp_pb2
 
 from sandboxd.errors import InvalidRequest
 from sandboxd.leases import Lease
-from sandboxd.pool import Pool
 from sandboxd.queueing import DEFAULT_TENANT, PRIORITY_LIMIT, Claim
 from sandboxd.sandbox import Sandbox
 from sandboxd.types import (
@@ -24,7 +23,6 @@ from sandboxd.types import (
     Exited,
     FileInfo,
     Kept,
-    PoolStats,
     QueuePosition,
     Started,
     Stderr,
@@ -34,7 +32,6 @@ from sandboxd.v1 import sandbox_service_pb2 as pb
 
 STDIN_LIMIT_BYTES = 1 << 20
 LONGEST_SECONDS = 1e7
-COUNT_LIMIT = 1_000_000
 LABEL_COUNT_LIMIT, LABEL_BYTES_LIMIT, REQUEST_ID_BYTES_LIMIT = 16, 256, 128
 PAGE_SIZE_DEFAULT, PAGE_SIZE_LIMIT = 100, 1000
 FILE_MODE_DEFAULT, FILE_MODE_LIMIT = 0o644, 0o7777
@@ -246,17 +243,6 @@ def page(entries: Sequence[Entry], size: int, token: str) -> tuple[Sequence[Entr
     return entries[begin:end], str(end) if end < len(entries) else ""
 
 
-def resize(target: Pool, wanted: pb.Pool) -> None:
-    """Applies the fields of an UpdatePool that are set."""
-    stats = target.stats()
-    warm = wanted.warm_count_target if wanted.HasField("warm_count_target") else stats.warm_target
-    size = wanted.size_limit if wanted.HasField("size_limit") else stats.size_limit
-    if not 0 <= warm <= size or not 1 <= size <= COUNT_LIMIT:
-        raise InvalidRequest(f"warm_count_target {warm} must be from 0 to size_limit {size}")
-    # A target that follows demand is not made the least that is kept because something else is changed.
-    target.resize(warm_target=warm if wanted.HasField("warm_count_target") else None, size_limit=size)
-
-
 def duration(value: float) -> duration_pb2.Duration:
     result = duration_pb2.Duration()
     result.FromNanoseconds(int(value * 1e9))
@@ -278,29 +264,6 @@ def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbo
         create_time=timestamp(value.created + calendar_offset),
         expire_time=None if value.expiry is None else timestamp(value.expiry + calendar_offset),
         labels=value.labels,
-    )
-
-
-def pool(name: str, stats: PoolStats) -> pb.Pool:
-    return pb.Pool(
-        name=POOL_PREFIX + name,
-        warm_count_target=stats.warm_target,
-        size_limit=stats.size_limit,
-        starting_count=stats.starting,
-        warm_count=stats.warm,
-        active_count=stats.active,
-        waiting_count=stats.waiting,
-        deleting_count=stats.deleting,
-        acquired_total=stats.acquired_total,
-        released_total=stats.released_total,
-        expired_total=stats.expired_total,
-        lost_total=stats.lost_total,
-        started_total=stats.started_total,
-        start_failures_total=stats.start_failures_total,
-        start_duration=None if stats.start_seconds is None else duration(stats.start_seconds),
-        last_failure=stats.last_failure,
-        state=f"POOL_STATE_{stats.state}",
-        start_limit=stats.start_limit,
     )
 
 

@@ -18,14 +18,8 @@ PLACES = {
     "grpc": {
         f"sandboxd/{name}.py"
         for name in (
-            "client",
-            "daemon",
-            "interaction",
-            "patience",
-            "remote_files",
-            "resumption",
-            "service",
-            "status",
+            *("client", "interaction", "patience", "remote_files", "remote_pools", "resumption"),
+            *("daemon", "service", "status"),
         )
     },
     "docker": {
@@ -49,15 +43,18 @@ LAYERS = [
     {"sandboxd.commands", "sandboxd.bench"},
     {"sandboxd.daemon"},
     {"sandboxd.doctor"},
+    {"sandboxd.pool_service"},
     {"sandboxd.service"},
+    {"sandboxd.pools"},
     {"sandboxd.recovery"},
     {"sandboxd.pool"},
+    {"sandboxd.counts"},
     {"sandboxd.waiters"},
     {"sandboxd.fleet"},
     {"sandboxd.starting", "sandboxd.sandbox", "sandboxd.regulator", "sandboxd.turns"},
     {"sandboxd.backends", "sandboxd.images"},
     {"sandboxd.journal"},
-    {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates"},
+    {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates", "sandboxd.start_times"},
     {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},
     {"sandboxd.queueing", "sandboxd.pacing"},
     {"sandboxd.lines"},
@@ -85,7 +82,7 @@ def test_the_daemons_layers() -> None:
 
 def test_pure_modules_import_no_one_who_waits() -> None:
     pure = ("errors", "types", "ledger", "leases", "lines", "queueing", "rates")
-    pure += ("pacing", "slots", "sizing", "health")
+    pure += ("pacing", "slots", "sizing", "health", "start_times")
     allowed = {"sandboxd", *(f"sandboxd.{name}" for name in pure)}
     for name in pure:
         path = ROOT / "sandboxd" / f"{name}.py"

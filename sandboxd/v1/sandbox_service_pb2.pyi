@@ -18,9 +18,11 @@ class PoolState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOL_STATE_UNSPECIFIED: _ClassVar[PoolState]
     POOL_STATE_OK: _ClassVar[PoolState]
     POOL_STATE_DEGRADED: _ClassVar[PoolState]
+    POOL_STATE_DRAINING: _ClassVar[PoolState]
 POOL_STATE_UNSPECIFIED: PoolState
 POOL_STATE_OK: PoolState
 POOL_STATE_DEGRADED: PoolState
+POOL_STATE_DRAINING: PoolState
 
 class Sandbox(_message.Message):
     __slots__ = ("name", "pool", "state", "create_time", "expire_time", "labels")
@@ -533,7 +535,7 @@ class DownloadTreeResponse(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure", "state", "start_limit")
+    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure", "state_reason", "starts_per_second", "next_free_duration", "oldest_wait_duration", "state", "start_limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WARM_COUNT_TARGET_FIELD_NUMBER: _ClassVar[int]
     SIZE_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -550,6 +552,10 @@ class Pool(_message.Message):
     START_FAILURES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     START_DURATION_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STATE_REASON_FIELD_NUMBER: _ClassVar[int]
+    STARTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FREE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_DURATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     START_LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -568,9 +574,31 @@ class Pool(_message.Message):
     start_failures_total: int
     start_duration: _duration_pb2.Duration
     last_failure: str
+    state_reason: str
+    starts_per_second: float
+    next_free_duration: _duration_pb2.Duration
+    oldest_wait_duration: _duration_pb2.Duration
     state: PoolState
     start_limit: int
-    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., start_limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ..., state_reason: _Optional[str] = ..., starts_per_second: _Optional[float] = ..., next_free_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[_Union[PoolState, str]] = ..., start_limit: _Optional[int] = ...) -> None: ...
+
+class WatchPoolRequest(_message.Message):
+    __slots__ = ("name", "min_interval", "heartbeat")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MIN_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    min_interval: _duration_pb2.Duration
+    heartbeat: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., min_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchPoolResponse(_message.Message):
+    __slots__ = ("pools", "read_time")
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    READ_TIME_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[Pool]
+    read_time: _timestamp_pb2.Timestamp
+    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., read_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GetPoolRequest(_message.Message):
     __slots__ = ("name",)

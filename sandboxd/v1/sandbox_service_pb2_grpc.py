@@ -1077,6 +1077,11 @@ class PoolServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.UpdatePoolRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.Pool.FromString,
                 _registered_method=True)
+        self.WatchPool = channel.unary_stream(
+                '/sandboxd.v1.PoolService/WatchPool',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolResponse.FromString,
+                _registered_method=True)
 
 
 class PoolServiceServicer:
@@ -1104,6 +1109,15 @@ class PoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchPool(self, request, context):
+        """Tells a pool's numbers at once and then whenever they change, until the pool is removed (POOL_NOT_FOUND) or the
+        daemon ends (DRAINING). What changes between two messages is one change; a daemon keeps no backlog for a
+        reader that is slow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PoolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1121,6 +1135,11 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.UpdatePool,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.UpdatePoolRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.Pool.SerializeToString,
+            ),
+            'WatchPool': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchPool,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1205,6 +1224,33 @@ class PoolService:
             '/sandboxd.v1.PoolService/UpdatePool',
             sandboxd_dot_v1_dot_sandbox__service__pb2.UpdatePoolRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.Pool.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sandboxd.v1.PoolService/WatchPool',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,44 @@
+"""The gRPC skin of what concerns whole pools: their counts, told once or as they change, and their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from sandboxd import pool_wire
+from sandboxd.pools import Pools
+from sandboxd.service import Context, streaming, unary
+from sandboxd.v1 import sandbox_service_pb2 as pb
+from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+from sandboxd.wire import timestamp
+
+
+class PoolService(pb_grpc.PoolServiceServicer):
+    """The pools' counts and bounds."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+
+    @unary
+    async def GetPool(self, request: pb.GetPoolRequest, context: Context) -> pb.Pool:
+        pool = self._pools.named(request.name)
+        return pool_wire.pool(pool.name, pool.stats())
+
+    @unary
+    async def ListPools(self, request: pb.ListPoolsRequest, context: Context) -> pb.ListPoolsResponse:
+        pools = sorted(self._pools.by_name.values(), key=lambda pool: pool.name)
+        return pb.ListPoolsResponse(pools=[pool_wire.pool(pool.name, pool.stats()) for pool in pools])
+
+    @unary
+    async def UpdatePool(self, request: pb.UpdatePoolRequest, context: Context) -> pb.Pool:
+        pool = self._pools.named(request.pool.name)
+        pool_wire.resize(pool, request.pool)
+        return pool_wire.pool(pool.name, pool.stats())
+
+    @streaming
+    async def WatchPool(
+        self, request: pb.WatchPoolRequest, context: Context
+    ) -> AsyncIterator[pb.WatchPoolResponse]:
+        interval, heartbeat = pool_wire.watch_pace(request)
+        async for when, pools in self._pools.watch(request.name, interval, heartbeat):
+            told = [pool_wire.pool(name, stats) for name, stats in pools]
+            yield pb.WatchPoolResponse(pools=told, read_time=timestamp(when))

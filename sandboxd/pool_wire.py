@@ -1,0 +1,78 @@
+"""Between what the daemon knows of its pools and the messages of the proto."""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2
+
+from sandboxd.errors import InvalidRequest
+from sandboxd.pool import Pool
+from sandboxd.types import POOL_PREFIX, PoolStats
+from sandboxd.v1 import sandbox_service_pb2 as pb
+from sandboxd.wire import LONGEST_SECONDS, duration
+
+COUNT_LIMIT = 1_000_000
+# How far apart two messages of a watch are: the default, and what may be asked for.
+INTERVAL_SECONDS, INTERVAL_LEAST, INTERVAL_MOST = 0.25, 0.02, 60.0
+HEARTBEAT_SECONDS, HEARTBEAT_MOST = 5.0, 3600.0
+
+
+def resize(target: Pool, wanted: pb.Pool) -> None:
+    """Applies the fields of an UpdatePool that are set."""
+    stats = target.stats()
+    warm = wanted.warm_count_target if wanted.HasField("warm_count_target") else stats.warm_target
+    size = wanted.size_limit if wanted.HasField("size_limit") else stats.size_limit
+    if not 0 <= warm <= size or not 1 <= size <= COUNT_LIMIT:
+        raise InvalidRequest(f"warm_count_target {warm} must be from 0 to size_limit {size}")
+    # A target that follows demand is not made the least that is kept because something else is changed.
+    target.resize(warm_target=warm if wanted.HasField("warm_count_target") else None, size_limit=size)
+
+
+def watch_pace(request: pb.WatchPoolRequest) -> tuple[float, float]:
+    """The least and the longest time between two messages, in seconds."""
+    interval = _given(request.min_interval) if request.HasField("min_interval") else INTERVAL_SECONDS
+    if not INTERVAL_LEAST <= interval <= INTERVAL_MOST:
+        raise InvalidRequest(
+            f"min_interval = {interval:g} s must be from {INTERVAL_LEAST:g} to {INTERVAL_MOST:g} s"
+        )
+    beat = _given(request.heartbeat) if request.HasField("heartbeat") else max(HEARTBEAT_SECONDS, interval)
+    if not interval <= beat <= HEARTBEAT_MOST:
+        raise InvalidRequest(
+            f"heartbeat = {beat:g} s must be from min_interval, {interval:g} s, to {HEARTBEAT_MOST:g} s"
+        )
+    return interval, beat
+
+
+def _given(value: duration_pb2.Duration) -> float:
+    return value.ToNanoseconds() / 1e9
+
+
+def pool(name: str, stats: PoolStats) -> pb.Pool:
+    """A pool with its numbers."""
+    return pb.Pool(
+        name=POOL_PREFIX + name,
+        warm_count_target=stats.warm_target,
+        size_limit=stats.size_limit,
+        starting_count=stats.starting,
+        warm_count=stats.warm,
+        active_count=stats.active,
+        waiting_count=stats.waiting,
+        deleting_count=stats.deleting,
+        acquired_total=stats.acquired_total,
+        released_total=stats.released_total,
+        expired_total=stats.expired_total,
+        lost_total=stats.lost_total,
+        started_total=stats.started_total,
+        start_failures_total=stats.start_failures_total,
+        start_duration=_duration(stats.start_seconds),
+        last_failure=stats.last_failure,
+        state=f"POOL_STATE_{stats.state}",
+        start_limit=stats.start_limit,
+        state_reason=stats.state_reason,
+        starts_per_second=stats.starts_per_second,
+        next_free_duration=_duration(stats.next_free_seconds),
+        oldest_wait_duration=_duration(stats.oldest_wait_seconds),
+    )
+
+
+def _duration(value: float | None) -> duration_pb2.Duration | None:
+    return None if value is None else duration(min(value, LONGEST_SECONDS))

@@ -1,0 +1,74 @@
+"""The pools of a daemon by name, and which of them a sandbox belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from sandboxd import wire
+from sandboxd.changes import Changes, paced
+from sandboxd.clock import Clock
+from sandboxd.errors import Draining, PoolNotFound, SandboxNotFound
+from sandboxd.pool import Pool
+from sandboxd.sandbox import Sandbox
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, PoolStats
+from sandboxd.v1 import sandbox_service_pb2 as pb
+
+ALL_POOLS = f"{POOL_PREFIX}-"
+
+
+class Pools:
+    """The pools by name, and which of them a sandbox belongs to."""
+
+    def __init__(self, pools: dict[str, Pool], clock: Clock) -> None:
+        self.by_name = pools
+        self.clock = clock
+        self.changes = Changes()
+        for pool in pools.values():
+            pool.changes.forward(self.changes.tell)
+
+    def named(self, name: str) -> Pool:
+        """The pool of a resource name `pools/{pool}`. Raises PoolNotFound, InvalidRequest."""
+        pool_id = wire.identifier(name, POOL_PREFIX)
+        if pool_id not in self.by_name:
+            known = ", ".join(sorted(self.by_name))
+            raise PoolNotFound(f"no pool {pool_id!r}; this daemon has: {known}")
+        return self.by_name[pool_id]
+
+    def holding(self, name: str) -> tuple[Pool, str]:
+        """The pool and the id of `sandboxes/{sandbox}`. Raises SandboxNotFound, InvalidRequest."""
+        sandbox_id = wire.identifier(name, SANDBOX_PREFIX)
+        pool = self.by_name.get(sandbox_id.rpartition("-")[0])
+        if pool is None:
+            raise SandboxNotFound(f"no leased sandbox {sandbox_id!r}")
+        return pool, sandbox_id
+
+    def watch(
+        self, name: str, interval: float, heartbeat: float
+    ) -> AsyncIterator[tuple[float, list[tuple[str, PoolStats]]]]:
+        """The numbers of a pool, or of all for `pools/-`: at once, when they change, and as a heartbeat.
+
+        With each comes its time in seconds since 1970. Ends with Draining or PoolNotFound.
+        """
+        if name == ALL_POOLS:
+            return self._watch(self.changes, lambda: sorted(self.by_name.items()), interval, heartbeat)
+        pool = self.named(name)
+        return self._watch(pool.changes, lambda: [(pool.name, pool)], interval, heartbeat)
+
+    async def _watch(
+        self, changes: Changes, those: Callable[[], list[tuple[str, Pool]]], interval: float, heartbeat: float
+    ) -> AsyncIterator[tuple[float, list[tuple[str, PoolStats]]]]:
+        async for _ in paced(changes, self.clock, interval, heartbeat):
+            yield self.clock.wall(), [(name, pool.stats()) for name, pool in those()]
+        if self.changes.closed.is_set():
+            raise Draining("the daemon is shutting down")
+        raise PoolNotFound("the pool was removed from the settings")
+
+    def close(self) -> None:
+        """Ends all watching: the daemon is about to end."""
+        self.changes.close()
+        for pool in self.by_name.values():
+            pool.changes.close()
+
+    def encode(self, pool: Pool, sandbox: Sandbox) -> pb.Sandbox:
+        """The wire form of a sandbox, its times on the calendar."""
+        return wire.sandbox(pool.name, sandbox, self.clock.wall() - self.clock.now())
