@@ -6,7 +6,7 @@ from sandboxd import errors
 from sandboxd.client import Box, Client
 from sandboxd.interaction import Interaction
 from sandboxd.remote_commands import DetachedCommand
-from sandboxd.replies import Cut, ExecResult, SandboxInfo
+from sandboxd.replies import Cut, ExecResult, PrewarmPlan, SandboxInfo
 from sandboxd.sessions import Session, SessionResult
 from sandboxd.sync import SyncClient
 from sandboxd.types import (
@@ -16,6 +16,7 @@ from sandboxd.types import (
     FileInfo,
     FileKind,
     Kept,
+    PoolState,
     PoolStats,
     QueuePosition,
     Started,
@@ -38,7 +39,9 @@ __all__ = [
     "FileKind",
     "Interaction",
     "Kept",
+    "PoolState",
     "PoolStats",
+    "PrewarmPlan",
     "QueuePosition",
     "SandboxInfo",
     "Session",

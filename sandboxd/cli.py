@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from sandboxd import __version__, commands, image_commands
+from sandboxd import __version__, commands, image_commands, pool_commands
 from sandboxd.config import Config, ConfigError, load
 from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.images.store import ImageError
@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   sandboxd exec -t python -- bash
   sandboxd ls                                  leased and warm sandboxes
   sandboxd pool set python --warm 64           keep more of them ready
+  sandboxd prewarm python 256 --by 30          256 will be wanted in 30 s
   sandboxd image import docker:python:3.12 --name py312
   sandboxd bench burst --count 960             start 960 at once and measure
   sandboxd doctor                              what this host lacks, and how to get it
@@ -105,6 +106,14 @@ def _add_listings(parts: Any) -> None:
     change.add_argument("--warm", type=int, metavar="N", help="sandboxes kept ready")
     change.add_argument("--size-limit", type=int, metavar="N", help="sandboxes that may exist at once")
     change.set_defaults(run=commands.set_pool)
+    prewarm = parts.add_parser("prewarm", help="announce that sandboxes will be wanted")
+    _add_address(prewarm)
+    prewarm.add_argument("pool", metavar="POOL")
+    prewarm.add_argument("count", type=int, metavar="COUNT", help="so many; 0 withdraws what --id announced")
+    prewarm.add_argument("--by", type=float, default=0.0, metavar="S", help="wanted in S seconds (0)")
+    prewarm.add_argument("--grace", type=float, default=60.0, metavar="S", help="kept S seconds longer (60)")
+    prewarm.add_argument("--id", metavar="ID", help="change or withdraw what was announced as ID")
+    prewarm.set_defaults(run=pool_commands.prewarm)
 
 
 def _add_images(parts: Any) -> None:

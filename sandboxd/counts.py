@@ -34,6 +34,7 @@ def stats(fleet: Fleet, waiters: Waiters, now: float, stopping: str) -> PoolStat
         starts_per_second=regulator.starts.per_second(now),
         next_free_seconds=_next_free(fleet, waiters, now),
         oldest_wait_seconds=waiters.oldest_wait(),
+        announced=regulator.sizing.announcements.begun,
     )
 
 

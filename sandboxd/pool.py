@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sandboxd.announcements import Announcement, Preparation
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.counts import stats
@@ -267,19 +268,18 @@ class Pool:
         self._waiters.refuse(self._ledger.unmeetable(), self._ledger.too_large)
         self._fleet.pump()
 
-    def announce(self, count: int, seconds: float) -> int:
-        """So many more are to be ready in `seconds`, and are begun in time by what starts were measured to
-        take; what nobody wants two minutes afterwards is given up. Returns a name for `withdraw`.
-        """
-        now = self._clock.now()
-        name = self._fleet.regulator.announce(now, count, now + seconds)
-        self._fleet.pump()
-        return name
+    def announce(self, announcement_id: str, count: int, within: float, grace: float) -> Preparation:
+        """So many will be wanted in `within` seconds, and are kept for `grace` seconds more.
 
-    def withdraw(self, name: int) -> None:
-        """What was announced is not wanted any more."""
-        self._fleet.regulator.sizing.withdraw(name)
+        The same id again changes what was announced; a count of 0 withdraws it. Raises InvalidRequest,
+        Draining.
+        """
+        self._check_open()
+        now = self._clock.now()
+        one = Announcement(announcement_id, count, now + within, now + within + grace)
+        preparation = self._fleet.regulator.announce(now, one, self._ledger.bounds)
         self._fleet.pump()
+        return preparation
 
     def drain(self, why: SandboxdError | None = None) -> None:
         """Refuses new work and fails whoever waits, with `why`; leases go on, nothing else is kept.

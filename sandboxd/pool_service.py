@@ -42,3 +42,9 @@ class PoolService(pb_grpc.PoolServiceServicer):
         async for when, pools in self._pools.watch(request.name, interval, heartbeat):
             told = [pool_wire.pool(name, stats) for name, stats in pools]
             yield pb.WatchPoolResponse(pools=told, read_time=timestamp(when))
+
+    @unary
+    async def PrewarmPool(self, request: pb.PrewarmPoolRequest, context: Context) -> pb.PrewarmPoolResponse:
+        pool, clock = self._pools.named(request.name), self._pools.clock
+        prepared = pool.announce(*pool_wire.announcement(request))
+        return pool_wire.preparation(prepared, clock.wall() - clock.now())

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
+
 from google.protobuf import duration_pb2
 
+from sandboxd.announcements import Preparation
 from sandboxd.errors import InvalidRequest
 from sandboxd.pool import Pool
 from sandboxd.types import POOL_PREFIX, PoolStats
 from sandboxd.v1 import sandbox_service_pb2 as pb
-from sandboxd.wire import LONGEST_SECONDS, duration
+from sandboxd.wire import LONGEST_SECONDS, REQUEST_ID_BYTES_LIMIT, duration, timestamp
 
 COUNT_LIMIT = 1_000_000
 # How far apart two messages of a watch are: the default, and what may be asked for.
 INTERVAL_SECONDS, INTERVAL_LEAST, INTERVAL_MOST = 0.25, 0.02, 60.0
 HEARTBEAT_SECONDS, HEARTBEAT_MOST = 5.0, 3600.0
+# How long sandboxes that were announced are kept when nobody comes for them.
+GRACE_SECONDS = 60.0
 
 
 def resize(target: Pool, wanted: pb.Pool) -> None:
@@ -40,6 +45,32 @@ def watch_pace(request: pb.WatchPoolRequest) -> tuple[float, float]:
             f"heartbeat = {beat:g} s must be from min_interval, {interval:g} s, to {HEARTBEAT_MOST:g} s"
         )
     return interval, beat
+
+
+def announcement(request: pb.PrewarmPoolRequest) -> tuple[str, int, float, float]:
+    """Its id, how many, in how many seconds, and how long they are kept then."""
+    if not 0 <= request.count <= COUNT_LIMIT:
+        raise InvalidRequest(f"count = {request.count} must be from 0 to {COUNT_LIMIT}")
+    if len(request.announcement_id.encode()) > REQUEST_ID_BYTES_LIMIT:
+        raise InvalidRequest(f"announcement_id is longer than {REQUEST_ID_BYTES_LIMIT} bytes")
+    if not request.count and not request.announcement_id:
+        raise InvalidRequest("count = 0 withdraws an announcement: name it by announcement_id")
+    within = _given(request.within)
+    grace = _given(request.grace) if request.HasField("grace") else GRACE_SECONDS
+    for name, value in (("within", within), ("grace", grace)):
+        if not 0 <= value <= LONGEST_SECONDS:
+            raise InvalidRequest(f"{name} = {value:g} s must be from 0 to {LONGEST_SECONDS:g} s")
+    return request.announcement_id or uuid.uuid4().hex, request.count, within, grace
+
+
+def preparation(value: Preparation, calendar_offset: float) -> pb.PrewarmPoolResponse:
+    """`calendar_offset` turns the pool's clock into seconds since 1970."""
+    return pb.PrewarmPoolResponse(
+        count=value.count,
+        begin_time=timestamp(value.begin + calendar_offset),
+        ready_time=None if value.ready is None else timestamp(value.ready + calendar_offset),
+        expire_time=timestamp(value.expiry + calendar_offset),
+    )
 
 
 def _given(value: duration_pb2.Duration) -> float:
@@ -71,6 +102,7 @@ def pool(name: str, stats: PoolStats) -> pb.Pool:
         starts_per_second=stats.starts_per_second,
         next_free_duration=_duration(stats.next_free_seconds),
         oldest_wait_duration=_duration(stats.oldest_wait_seconds),
+        announced_count=stats.announced,
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sandboxd.announcements import Announcement, Preparation, StartSpeed
+from sandboxd.errors import InvalidRequest
 from sandboxd.health import Health
 from sandboxd.ledger import Bounds, Ledger, Plan
 from sandboxd.pacing import Bucket, Pace
@@ -81,12 +83,26 @@ class Regulator:
         """A start or a fork took so long."""
         self.starts.observe(now, seconds)
         self.sizing.start_seconds = self.starts.median() or seconds
+        self.sizing.speed = self._speed()
 
-    def announce(self, now: float, count: int, by: float) -> int:
-        """As `Sizing.announce`, at the rate that the host was measured to start."""
-        pace = self.slots.pace
-        rate = pace.rate or pace.limit / max(self.sizing.start_seconds, 1e-3)
-        return self.sizing.announce(now, count, by, min(rate, self.bucket.rate or rate))
+    def announce(self, now: float, one: Announcement, bounds: Bounds) -> Preparation:
+        """As `Announcements.prepare`. Raises InvalidRequest."""
+        if one.count > bounds.size_limit:
+            raise InvalidRequest(
+                f"count = {one.count} is more than the pool's size_limit of {bounds.size_limit}: announce"
+                " fewer, or raise it"
+            )
+        self.sizing.speed = self._speed()
+        room = bounds.size_limit - self.sizing.floor
+        return self.sizing.announcements.prepare(one, room, now, self.sizing.speed)
+
+    def _speed(self) -> StartSpeed | None:
+        """At the rate that the host was measured to start, or what its limit makes of the median."""
+        usual, pace = self.starts.median(), self.slots.pace
+        if usual is None:
+            return None
+        rate = pace.rate or pace.limit / max(usual, 1e-3)
+        return StartSpeed(min(rate, self.bucket.rate or rate), usual)
 
     def end(self) -> None:
         """The pool starts nothing any more."""

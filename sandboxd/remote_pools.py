@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import grpc
 from sandboxd import replies
 from sandboxd.errors import BackendUnavailable
 from sandboxd.patience import Patience
+from sandboxd.replies import PrewarmPlan
 from sandboxd.status import translated
 from sandboxd.types import POOL_PREFIX, PoolStats
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -59,6 +61,29 @@ class RemotePools:
         wanted = pb.Pool(name=POOL_PREFIX + pool, warm_count_target=warm, size_limit=size_limit)
         reply = await self.answered(self.pools.UpdatePool, pb.UpdatePoolRequest(pool=wanted))
         return replies.stats(reply)
+
+    async def prewarm(
+        self,
+        pool: str,
+        count: int,
+        *,
+        by: float = 0.0,
+        grace: float | None = None,
+        announcement_id: str | None = None,
+    ) -> PrewarmPlan:
+        """Announces that `count` sandboxes will be wanted in `by` seconds, and returns what the pool will do.
+
+        Those that nobody acquires are kept `grace` seconds longer (a minute). The same `announcement_id`
+        again changes what was announced, and a count of 0 withdraws it. Raises PoolNotFound, InvalidRequest.
+        """
+        request = pb.PrewarmPoolRequest(
+            name=POOL_PREFIX + pool,
+            count=count,
+            within=duration(by),
+            grace=None if grace is None else duration(grace),
+            announcement_id=announcement_id or uuid.uuid4().hex,
+        )
+        return replies.prewarm_plan(await self.answered(self.pools.PrewarmPool, request))
 
     async def watch_pool(
         self, pool: str, *, interval: float = INTERVAL_SECONDS, heartbeat: float = HEARTBEAT_SECONDS

@@ -194,6 +194,32 @@ def stats(pool: pb.Pool) -> PoolStats:
         starts_per_second=pool.starts_per_second,
         next_free_seconds=_seconds(pool, "next_free_duration"),
         oldest_wait_seconds=_seconds(pool, "oldest_wait_duration"),
+        announced=pool.announced_count,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrewarmPlan:
+    """What a pool will do about an announcement. Times are in seconds since 1970.
+
+    `count` sandboxes fit into the pool. Their starts begin at `begins`; they are ready at `ready`, None where
+    no start was measured yet; what nobody acquires is destroyed at `expires`.
+    """
+
+    count: int
+    begins: float
+    ready: float | None
+    expires: float
+
+
+def prewarm_plan(reply: pb.PrewarmPoolResponse) -> PrewarmPlan:
+    """What will be done."""
+    ready = reply.ready_time.ToNanoseconds() / 1e9 if reply.HasField("ready_time") else None
+    return PrewarmPlan(
+        count=reply.count,
+        begins=reply.begin_time.ToNanoseconds() / 1e9,
+        ready=ready,
+        expires=reply.expire_time.ToNanoseconds() / 1e9,
     )
 
 

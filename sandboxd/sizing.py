@@ -13,10 +13,11 @@ that a pause between two bursts does not throw away what the second needs. What 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from dataclasses import dataclass, field
+
+from sandboxd.announcements import Announcements, StartSpeed
 
 # Arrivals older than this count a third, and so on.
 MEMORY_SECONDS = 30.0
@@ -26,36 +27,25 @@ HALVING_SECONDS = 60.0
 GONE = 0.5
 # Assumed until a start has been measured.
 START_SECONDS = 1.0
-# What is announced is begun so much sooner than its starts should take.
-AHEAD = 1.25
-# What was announced and not asked for is kept for so long after its time.
-KEPT_SECONDS = 120.0
-
-
-@dataclass(slots=True)
-class _Announced:
-    """So many are to be ready `by` a time. What is asked for from `since` on counts against them."""
-
-    count: int
-    by: float
-    since: float
 
 
 @dataclass(slots=True)
 class Sizing:
-    """Between `floor` and `ceiling`; equal ones mean a fixed target. Announcements pass the ceiling."""
+    """Between `floor` and `ceiling`; equal ones mean a fixed target. Announcements pass the ceiling; they are
+    begun by the `speed` of starts, None while it was not measured.
+    """
 
     floor: int
     ceiling: int
     start_seconds: float = START_SECONDS
+    speed: StartSpeed | None = None
+    announcements: Announcements = field(default_factory=Announcements)
     _rate: float = field(init=False, default=0.0)
     _rated: float = field(init=False, default=0.0)
     _recent: deque[tuple[float, int]] = field(init=False, default_factory=deque)
     _recent_count: int = field(init=False, default=0)
     _held: float = field(init=False, default=0.0)
     _held_at: float = field(init=False, default=0.0)
-    _announced: dict[int, _Announced] = field(init=False, default_factory=dict)
-    _names: itertools.count[int] = field(init=False, default_factory=itertools.count)
 
     @property
     def adapts(self) -> bool:
@@ -63,7 +53,7 @@ class Sizing:
 
     def arrived(self, now: float, count: int = 1) -> None:
         """So many sandboxes are asked for."""
-        count = self._use_announced(now, count)
+        count = self.announcements.take(now, count, self.speed)
         if not self.adapts or not count:
             return
         self._rate = self.rate(now) + count / MEMORY_SECONDS
@@ -76,42 +66,22 @@ class Sizing:
         """Arrivals a second of late."""
         return self._rate * math.exp(-(now - self._rated) / MEMORY_SECONDS)
 
-    def announce(self, now: float, count: int, by: float, per_second: float | None = None) -> int:
-        """So many are to be ready at the time `by`; a host that starts `per_second` (None: one after the
-        other) begins in time for that. Returns a name for `withdraw`.
-        """
-        each = self.start_seconds if not per_second else 1.0 / per_second
-        name = next(self._names)
-        since = by - AHEAD * (self.start_seconds + count * each)
-        self._announced[name] = _Announced(count, by, max(now, since))
-        return name
-
-    def withdraw(self, name: int) -> None:
-        """What was announced is not wanted any more; nothing when it is over."""
-        self._announced.pop(name, None)
-
     def stop(self) -> None:
         """Nothing is to be ready any more."""
         self.floor = self.ceiling = 0
-        self._announced.clear()
+        self.announcements = Announcements()
 
     def target(self, now: float) -> int:
         """How many should be ready, or on their way."""
-        for name, announced in list(self._announced.items()):
-            if not announced.count or now >= announced.by + KEPT_SECONDS:
-                del self._announced[name]
-        begun = sum(announced.count for announced in self._announced.values() if announced.since <= now)
-        return self._demanded(now) + begun
+        return self._demanded(now) + self.announcements.ready(now, self.speed)
 
     def changes_at(self, now: float) -> float | None:
         """When the target will be another if nothing arrives; None: it stays."""
-        times = [
-            announced.since if announced.since > now else announced.by + KEPT_SECONDS
-            for announced in self._announced.values()
-        ]
-        if self._demanded(now) > self.floor:
-            times.append(self._falls_at(now))
-        return min(times, default=None)
+        announced = self.announcements.next_change(self.speed)
+        if self._demanded(now) <= self.floor:
+            return announced
+        falls = self._falls_at(now)
+        return falls if announced is None else min(falls, announced)
 
     def _demanded(self, now: float) -> int:
         if not self.adapts:
@@ -137,12 +107,3 @@ class Sizing:
         """When the held demand has faded to the next whole number below the target."""
         below = max(self._demanded(now) - 1, GONE)
         return max(now, self._held_at + HALVING_SECONDS * math.log2(self._held / below))
-
-    def _use_announced(self, now: float, count: int) -> int:
-        """What is due first is what is asked for first. Returns how many of the count nobody announced."""
-        for announced in sorted(self._announced.values(), key=lambda each: each.by):
-            if announced.since <= now:
-                used = min(count, announced.count)
-                announced.count -= used
-                count -= used
-        return count

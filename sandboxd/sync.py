@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sandboxd.client import Box, Client
 from sandboxd.remote_commands import DetachedCommand
-from sandboxd.replies import ExecResult
+from sandboxd.replies import ExecResult, PrewarmPlan
 from sandboxd.sessions import Session, SessionResult
 from sandboxd.types import CommandInfo, Event, FileInfo, PoolStats
 
@@ -66,6 +66,22 @@ class SyncClient:
     def get_pool(self, pool: str) -> PoolStats:
         """Counts and totals of one pool. Raises PoolNotFound."""
         return self.run(self._client.get_pool(pool))
+
+    def prewarm(self, pool: str, count: int, **options: Any) -> PrewarmPlan:
+        """Announces that sandboxes will be wanted. Options and errors as `Client.prewarm`."""
+        return self.run(self._client.prewarm(pool, count, **options))
+
+    def watch_pool(self, pool: str, **options: float) -> Iterator[PoolStats]:
+        """Yields a pool's numbers as they change. Options and errors as `Client.watch_pool`."""
+        return self.each(self._client.watch_pool(pool, **options))
+
+    def each(self, values: AsyncGenerator[Result, None]) -> Iterator[Result]:
+        """Yields what the asynchronous client yields."""
+        try:
+            while (value := self.run(_next(values))) is not None:
+                yield value
+        finally:
+            self.run(_close(values))
 
     @contextlib.contextmanager
     def within(self, block: AbstractAsyncContextManager[Result]) -> Iterator[Result]:
@@ -170,12 +186,7 @@ class SyncCommand:
 
     def attach(self, **offsets: int) -> Iterator[Event]:
         """Yields what it told and will tell, `Exited` last."""
-        events = self._command.attach(**offsets)
-        try:
-            while (event := self._client.run(_next(events))) is not None:
-                yield event
-        finally:
-            self._client.run(_close(events))
+        return self._client.each(self._command.attach(**offsets))
 
     def wait(self) -> ExecResult:
         """Waits for its end."""
@@ -205,9 +216,9 @@ async def _wait_for(future: asyncio.Future[Result]) -> Result:
     return await future
 
 
-async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
-    return await anext(events, None)
+async def _next(values: AsyncGenerator[Result, None]) -> Result | None:
+    return await anext(values, None)
 
 
-async def _close(events: AsyncGenerator[Event, None]) -> None:
-    await events.aclose()
+async def _close(values: AsyncGenerator[Any, None]) -> None:
+    await values.aclose()

@@ -243,7 +243,8 @@ class PoolStats:
 
     `state_reason` says why the state is not OK. `starts_per_second` counts the starts that succeeded of late.
     `next_free_seconds` is how long a call that comes now would wait, None where that is not known, and
-    `oldest_wait_seconds` how long the one that waits longest has waited, None where none waits.
+    `oldest_wait_seconds` how long the one that waits longest has waited, None where none waits. Of the
+    target so many are `announced`.
     """
 
     warm_target: int
@@ -267,3 +268,4 @@ class PoolStats:
     starts_per_second: float = 0.0
     next_free_seconds: float | None = None
     oldest_wait_seconds: float | None = None
+    announced: int = 0

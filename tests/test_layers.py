@@ -40,7 +40,7 @@ GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status"}
 # A module of the daemon may import those to its right, never one to its left.
 LAYERS = [
     {"sandboxd.__main__", "sandboxd.cli"},
-    {"sandboxd.commands", "sandboxd.bench"},
+    {"sandboxd.commands", "sandboxd.pool_commands", "sandboxd.bench"},
     {"sandboxd.daemon"},
     {"sandboxd.doctor"},
     {"sandboxd.pool_service"},
@@ -56,7 +56,7 @@ LAYERS = [
     {"sandboxd.journal"},
     {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates", "sandboxd.start_times"},
     {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},
-    {"sandboxd.queueing", "sandboxd.pacing"},
+    {"sandboxd.queueing", "sandboxd.pacing", "sandboxd.announcements"},
     {"sandboxd.lines"},
     {"sandboxd.types", "sandboxd.errors"},
 ]
@@ -82,7 +82,7 @@ def test_the_daemons_layers() -> None:
 
 def test_pure_modules_import_no_one_who_waits() -> None:
     pure = ("errors", "types", "ledger", "leases", "lines", "queueing", "rates")
-    pure += ("pacing", "slots", "sizing", "health", "start_times")
+    pure += ("pacing", "slots", "sizing", "health", "start_times", "announcements")
     allowed = {"sandboxd", *(f"sandboxd.{name}" for name in pure)}
     for name in pure:
         path = ROOT / "sandboxd" / f"{name}.py"

@@ -535,7 +535,7 @@ class DownloadTreeResponse(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure", "state_reason", "starts_per_second", "next_free_duration", "oldest_wait_duration", "state", "start_limit")
+    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure", "state_reason", "starts_per_second", "next_free_duration", "oldest_wait_duration", "announced_count", "state", "start_limit")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WARM_COUNT_TARGET_FIELD_NUMBER: _ClassVar[int]
     SIZE_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -556,6 +556,7 @@ class Pool(_message.Message):
     STARTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     NEXT_FREE_DURATION_FIELD_NUMBER: _ClassVar[int]
     OLDEST_WAIT_DURATION_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_COUNT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     START_LIMIT_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -578,9 +579,36 @@ class Pool(_message.Message):
     starts_per_second: float
     next_free_duration: _duration_pb2.Duration
     oldest_wait_duration: _duration_pb2.Duration
+    announced_count: int
     state: PoolState
     start_limit: int
-    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ..., state_reason: _Optional[str] = ..., starts_per_second: _Optional[float] = ..., next_free_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., state: _Optional[_Union[PoolState, str]] = ..., start_limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ..., state_reason: _Optional[str] = ..., starts_per_second: _Optional[float] = ..., next_free_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., announced_count: _Optional[int] = ..., state: _Optional[_Union[PoolState, str]] = ..., start_limit: _Optional[int] = ...) -> None: ...
+
+class PrewarmPoolRequest(_message.Message):
+    __slots__ = ("name", "count", "within", "grace", "announcement_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCEMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    count: int
+    within: _duration_pb2.Duration
+    grace: _duration_pb2.Duration
+    announcement_id: str
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., announcement_id: _Optional[str] = ...) -> None: ...
+
+class PrewarmPoolResponse(_message.Message):
+    __slots__ = ("count", "begin_time", "ready_time", "expire_time")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_TIME_FIELD_NUMBER: _ClassVar[int]
+    READY_TIME_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    begin_time: _timestamp_pb2.Timestamp
+    ready_time: _timestamp_pb2.Timestamp
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, count: _Optional[int] = ..., begin_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ready_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class WatchPoolRequest(_message.Message):
     __slots__ = ("name", "min_interval", "heartbeat")

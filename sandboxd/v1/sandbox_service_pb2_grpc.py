@@ -1082,6 +1082,11 @@ class PoolServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolResponse.FromString,
                 _registered_method=True)
+        self.PrewarmPool = channel.unary_unary(
+                '/sandboxd.v1.PoolService/PrewarmPool',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolResponse.FromString,
+                _registered_method=True)
 
 
 class PoolServiceServicer:
@@ -1118,6 +1123,14 @@ class PoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrewarmPool(self, request, context):
+        """Announces that sandboxes will be wanted. The pool begins to start them early enough, by what starts took of late,
+        and keeps them beside its target until they are acquired or their grace is over. A daemon that is killed forgets it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PoolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1140,6 +1153,11 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.WatchPool,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolResponse.SerializeToString,
+            ),
+            'PrewarmPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrewarmPool,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1251,6 +1269,33 @@ class PoolService:
             '/sandboxd.v1.PoolService/WatchPool',
             sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.WatchPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrewarmPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.PoolService/PrewarmPool',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

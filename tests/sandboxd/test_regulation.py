@@ -24,7 +24,7 @@ from sandboxd.pacing import Pace
 from sandboxd.pool import Pool, PoolOptions
 from sandboxd.regulator import Regulation
 from sandboxd.sandbox import Sandbox
-from sandboxd.sizing import HALVING_SECONDS, KEPT_SECONDS
+from sandboxd.sizing import HALVING_SECONDS
 from sandboxd.slots import Slots
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import PoolState, Template
@@ -200,25 +200,27 @@ async def test_demand_raises_the_target_and_a_pause_lowers_it_slowly(clock: Manu
 
 async def test_what_is_announced_is_ready_in_time_and_not_much_earlier(clock: ManualClock) -> None:
     async with pools(clock, Regulation(slots=Slots(Pace(floor=5, ceiling=5)))) as (_, (pool,)):
-        pool.announce(20, 60.0)
+        # Once a start was measured: without that it would begin at once.
+        await prepare(clock, pool)
+        pool.announce("a", 20, 60.0, 120.0)
         await advance(clock, 30.0)
         assert starting(pool) == [0]
-        for _ in range(29):
+        for _ in range(30):
             await advance(clock, 1.0)
         assert pool.stats().warm == 20
         await asyncio.gather(*callers(pool, 15))
         await advance(clock, 5.0)
         assert pool.stats().warm == 5
-        await advance(clock, KEPT_SECONDS)
+        await advance(clock, 120.0)
         assert pool.stats().warm == 0
 
 
 async def test_what_was_announced_can_be_withdrawn(clock: ManualClock) -> None:
     async with pools(clock, Regulation()) as (_, (pool,)):
-        name = pool.announce(3, 0.0)
+        pool.announce("a", 3, 0.0, 60.0)
         await advance(clock, 1.0)
         assert pool.stats().warm == 3
-        pool.withdraw(name)
+        pool.announce("a", 0, 0.0, 0.0)
         assert pool.stats().warm == 0
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from sandboxd.sizing import HALVING_SECONDS, KEPT_SECONDS, MEMORY_SECONDS, Sizing
+from sandboxd.announcements import Announcement, StartSpeed
+from sandboxd.sizing import HALVING_SECONDS, MEMORY_SECONDS, Sizing
 
 
 def waits(sizing: Sizing, arrivals: Iterable[float], start_seconds: float) -> list[float]:
@@ -106,30 +107,10 @@ def test_the_rate_is_that_of_late() -> None:
     assert sizing.rate(500.0 + MEMORY_SECONDS) == pytest.approx(20 / 2.718, rel=0.05)
 
 
-def test_an_announcement_begins_in_time_and_no_earlier() -> None:
-    sizing = Sizing(2, 2, start_seconds=1.0)
-    sizing.announce(0.0, 100, by=60.0, per_second=10.0)
-    assert sizing.target(0.0) == 2
-    # A hundred at ten a second and one start's time, a quarter more to be sure.
-    assert sizing.changes_at(0.0) == pytest.approx(60.0 - 1.25 * 11.0)
-    assert sizing.target(60.0 - 1.25 * 11.0) == 102
-
-
-def test_an_announcement_too_late_begins_at_once() -> None:
-    sizing = Sizing(0, 0)
-    sizing.announce(50.0, 100, by=51.0, per_second=10.0)
-    assert sizing.target(50.0) == 100
-
-
-def test_without_a_measured_rate_starts_are_taken_to_follow_one_another() -> None:
-    sizing = Sizing(0, 0, start_seconds=2.0)
-    sizing.announce(0.0, 10, by=100.0)
-    assert sizing.changes_at(0.0) == pytest.approx(100.0 - 1.25 * 22.0)
-
-
-def test_what_was_announced_is_used_up_by_those_who_come() -> None:
+def test_what_is_announced_is_used_up_by_those_who_come() -> None:
     sizing = Sizing(1, 8, start_seconds=1.0)
-    sizing.announce(0.0, 10, by=1.0, per_second=100.0)
+    sizing.announcements.add(Announcement("a", 10, due=1.0, expiry=60.0))
+    assert sizing.target(0.0) == 1 + 10
     sizing.arrived(1.0, 4)
     assert sizing.target(1.0) == 1 + 6
     sizing.arrived(2.0, 9)
@@ -137,17 +118,13 @@ def test_what_was_announced_is_used_up_by_those_who_come() -> None:
     assert sizing.target(2.0) == 3
 
 
-def test_what_nobody_comes_for_is_given_up() -> None:
-    sizing = Sizing(0, 0)
-    sizing.announce(0.0, 10, by=5.0)
-    assert sizing.target(5.0) == 10
-    assert sizing.changes_at(5.0) == 5.0 + KEPT_SECONDS
-    assert (sizing.target(5.0 + KEPT_SECONDS), sizing.changes_at(5.0 + KEPT_SECONDS)) == (0, None)
-
-
-def test_what_was_announced_can_be_withdrawn() -> None:
-    sizing = Sizing(0, 0)
-    name = sizing.announce(0.0, 10, by=0.0)
-    sizing.withdraw(name)
-    sizing.withdraw(name)
-    assert sizing.target(0.0) == 0
+def test_what_is_announced_changes_the_target_and_what_is_demanded_too() -> None:
+    sizing = Sizing(0, 8, start_seconds=1.0, speed=StartSpeed(10.0, 1.0))
+    sizing.announcements.add(Announcement("a", 10, due=500.0, expiry=600.0))
+    begin = sizing.announcements.begin("a", sizing.speed)
+    assert sizing.changes_at(0.0) == begin
+    sizing.arrived(0.0, 4)
+    assert 0.0 < (sizing.changes_at(0.0) or 0.0) < begin
+    assert sizing.target(begin) == 10
+    sizing.stop()
+    assert (sizing.target(begin), sizing.changes_at(begin)) == (0, None)

@@ -1,0 +1,35 @@
+"""The parts of the `sandboxd` command that concern whole pools; each returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from sandboxd.client import Client
+from sandboxd.config import ConfigError
+
+
+async def prewarm(arguments: argparse.Namespace) -> int:
+    """`sandboxd prewarm`: announces, and says what the pool will do."""
+    for option in ("by", "grace"):
+        if getattr(arguments, option) < 0:
+            raise ConfigError(f"prewarm --{option} {getattr(arguments, option):g}: must not be negative")
+    async with Client(arguments.address) as client:
+        plan = await client.prewarm(
+            arguments.pool,
+            arguments.count,
+            by=arguments.by,
+            grace=arguments.grace,
+            announcement_id=arguments.id,
+        )
+    now = time.time()
+    if not arguments.count:
+        print(f"{arguments.pool}: {arguments.id} is withdrawn")
+        return 0
+    ready = "ready when they are" if plan.ready is None else f"ready in {max(0.0, plan.ready - now):.1f} s"
+    few = f" of {arguments.count}, for more do not fit" if plan.count < arguments.count else ""
+    print(
+        f"{arguments.pool}: {plan.count}{few}; starts begin in {max(0.0, plan.begins - now):.1f} s,"
+        f" {ready}, kept until {plan.expires - now:.0f} s from now"
+    )
+    return 0
