@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   sandboxd exec python -- python3 -c 'print(6*7)'
   sandboxd exec -t python -- bash
   sandboxd ls                                  leased and warm sandboxes
+  sandboxd top                                 what the pools do, as they do it
   sandboxd pool set python --warm 64           keep more of them ready
   sandboxd prewarm python 256 --by 30          256 will be wanted in 30 s
   sandboxd image import docker:python:3.12 --name py312
@@ -106,6 +107,15 @@ def _add_listings(parts: Any) -> None:
     change.add_argument("--warm", type=int, metavar="N", help="sandboxes kept ready")
     change.add_argument("--size-limit", type=int, metavar="N", help="sandboxes that may exist at once")
     change.set_defaults(run=commands.set_pool)
+    top = parts.add_parser("top", help="show the pools' numbers as they change, until Ctrl-C")
+    _add_address(top)
+    top.add_argument("--pool", metavar="POOL", help="only this pool's")
+    top.add_argument(
+        "--interval", type=float, default=0.5, metavar="S", help="once in S seconds at most (0.5)"
+    )
+    top.add_argument("--once", action="store_true", help="show them once")
+    top.add_argument("--json", action="store_true", help="one JSON object a line")
+    top.set_defaults(run=_top)
     prewarm = parts.add_parser("prewarm", help="announce that sandboxes will be wanted")
     _add_address(prewarm)
     prewarm.add_argument("pool", metavar="POOL")
@@ -239,6 +249,13 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="ADDRESS", help="the daemon's unix:/path or host:port (SANDBOXD_ADDRESS)"
     )
+
+
+async def _top(arguments: argparse.Namespace) -> int:
+    # Imported late: tables that live are of use to no other part.
+    from sandboxd.top import top
+
+    return await top(arguments)
 
 
 async def _doctor(arguments: argparse.Namespace) -> int:

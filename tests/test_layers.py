@@ -40,7 +40,7 @@ GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status"}
 # A module of the daemon may import those to its right, never one to its left.
 LAYERS = [
     {"sandboxd.__main__", "sandboxd.cli"},
-    {"sandboxd.commands", "sandboxd.pool_commands", "sandboxd.bench"},
+    {"sandboxd.commands", "sandboxd.pool_commands", "sandboxd.top", "sandboxd.bench"},
     {"sandboxd.daemon"},
     {"sandboxd.doctor"},
     {"sandboxd.pool_service"},
