@@ -30,6 +30,10 @@ class Changes:
         self.closed.set()
         self.tell()
 
+    def reopen(self) -> None:
+        """It changes again, after `close`."""
+        self.closed.clear()
+
     def forward(self, listener: Callable[[], None]) -> None:
         """Has `listener` called at every change; it must not wait."""
         self._listeners.append(listener)

@@ -107,6 +107,9 @@ def _add_listings(parts: Any) -> None:
     change.add_argument("--warm", type=int, metavar="N", help="sandboxes kept ready")
     change.add_argument("--size-limit", type=int, metavar="N", help="sandboxes that may exist at once")
     change.set_defaults(run=commands.set_pool)
+    reload = parts.add_parser("reload", help="have the daemon read its settings file again")
+    _add_address(reload)
+    reload.set_defaults(run=pool_commands.reload)
     top = parts.add_parser("top", help="show the pools' numbers as they change, until Ctrl-C")
     _add_address(top)
     top.add_argument("--pool", metavar="POOL", help="only this pool's")
@@ -267,21 +270,31 @@ async def _doctor(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace) -> int:
     # Imported late: the other parts need no server, and start faster without.
-    from sandboxd.daemon import serve
+    from sandboxd.daemon import Control, serve
 
     if arguments.with_parent:
         end_with_parent()
-    config = load(
-        arguments.config,
-        state_dir=arguments.state_dir,
-        listen=arguments.listen,
-        log_level=arguments.log_level,
-        faults=arguments.faults.split(",") if arguments.faults else None,
-    )
+
+    def read() -> Config:
+        return load(
+            arguments.config,
+            state_dir=arguments.state_dir,
+            listen=arguments.listen,
+            log_level=arguments.log_level,
+            # Whoever held its leases was the parent, and has ended.
+            drain_seconds=0.0 if arguments.with_parent else None,
+            faults=arguments.faults.split(",") if arguments.faults else None,
+        )
+
+    config = read()
     logging.basicConfig(
         level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    await serve(config, ready=lambda addresses: _say_ready(config, addresses))
+    control = Control(
+        read if arguments.config else None,
+        applied=lambda config: logging.getLogger().setLevel(config.log_level),
+    )
+    await serve(config, control, ready=lambda addresses: _say_ready(config, addresses))
     return 0
 
 

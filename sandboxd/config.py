@@ -214,8 +214,8 @@ class Config(_Section):
     """Addresses to serve, `unix:/path` or `host:port`; a socket in `state_dir` when empty."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What goes to standard error."""
-    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
-    """How long calls in flight may go on after SIGTERM or Ctrl-C."""
+    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    """How long leases may go on after SIGTERM or Ctrl-C before their sandboxes are reclaimed."""
     pools: dict[str, PoolConfig] = Field(default_factory=lambda: {"python": PoolConfig()})
     """The pools, by name."""
     tenants: dict[str, TenantConfig] = Field(default_factory=dict)
@@ -285,6 +285,26 @@ def load(path: Path | None, **overrides: object) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{path or 'settings'}: {explain(error, Config)}") from error
+
+
+# What a daemon is built on: it takes a new one to change it.
+FIXED_KEYS = ("state_dir", "images_dir", "listen", "fake", "faults", "fault_seed")
+
+
+def check_changeable(before: Config, after: Config) -> None:
+    """Raises ConfigError for the first difference that a running daemon cannot take over."""
+    for key in FIXED_KEYS:
+        if getattr(before, key) != getattr(after, key):
+            raise ConfigError(
+                f"{key} cannot change while the daemon runs: change it back, or restart the daemon"
+            )
+    for name in before.pools.keys() & after.pools:
+        old, new = before.pools[name].backend, after.pools[name].backend
+        if old != new:
+            raise ConfigError(
+                f"pools.{name}.backend cannot change from {old!r} to {new!r} while the daemon runs: give the"
+                " pool another name, or restart the daemon"
+            )
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

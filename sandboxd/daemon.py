@@ -1,8 +1,8 @@
 """Puts the daemon together and takes it apart: state directory → backends → pools → gRPC server.
 
-Order at the end, on SIGTERM or Ctrl-C: health says NOT_SERVING, the server takes no new calls and lets
-those in flight go on for `drain_seconds`, the pools destroy their sandboxes, the backends sweep what is
-left, the lock on the state directory is given back.
+Order at the end, on SIGTERM or Ctrl-C: health says NOT_SERVING and the pools refuse new work; leases may go
+on for `drain_seconds`, those that are left are reclaimed; the server ends, the pools destroy their sandboxes,
+the backends sweep what is left, the lock on the state directory is given back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,19 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sandboxd.backends import open_backend
-from sandboxd.backends.base import Backend
+from sandboxd.backend_set import BackendSet
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.config import Config, ConfigError
 from sandboxd.doctor.facts import Facts
 from sandboxd.doctor.reading import read
-from sandboxd.doctor.serving import Carried
+from sandboxd.errors import InvalidRequest, SandboxdError
 from sandboxd.journal import JournalFile
 from sandboxd.lifetime import Tasks
-from sandboxd.pool import Pool
 from sandboxd.pool_service import PoolService
 from sandboxd.pools import Pools
-from sandboxd.recovery import reclaim, recover
 from sandboxd.service import SandboxService
-from sandboxd.slots import Slots
+from sandboxd.types import Reloaded
+from sandboxd.upkeep import Surroundings, Upkeep
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 
@@ -45,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 MESSAGE_LIMIT_BYTES = 4 << 20
+# Once no lease is left, calls in flight have so long to hear what became of theirs.
+CALLS_SECONDS = 2.0
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
@@ -96,16 +96,6 @@ def _check_space(path: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
-async def _open_backends(config: Config, stack: contextlib.AsyncExitStack) -> dict[str, Backend]:
-    backends: dict[str, Backend] = {}
-    for kind in sorted({pool.backend for pool in config.pools.values()}):
-        backend = backends[kind] = open_backend(kind, config)
-        # Pushed before `open`, so that an `open` that fails half-way is swept, too.
-        stack.push_async_callback(backend.close)
-        await backend.open()
-    return backends
-
-
 @contextlib.contextmanager
 def _journal(state_dir: Path) -> Iterator[JournalFile]:
     """An orderly end leaves nothing that another daemon could take over."""
@@ -121,46 +111,13 @@ def _journal(state_dir: Path) -> Iterator[JournalFile]:
     journal.remove()
 
 
-async def _open_pools(
-    carried: Carried,
-    backends: dict[str, Backend],
-    journal: JournalFile,
-    clock: Clock,
-    stack: contextlib.AsyncExitStack,
-) -> dict[str, Pool]:
-    """Pools that go on where a killed daemon's ended, and the end of what is nobody's."""
-    unclaimed = {kind: set(await backend.list_ids()) for kind, backend in backends.items()}
-    slots = {kind: Slots(carried.config.pace(kind)) for kind in backends}
-    pools = {}
-    for name, settings in carried.config.pools.items():
-        backend, own = backends[settings.backend], journal.pool(name)
-        pool = Pool(
-            name,
-            backend=backend,
-            template=settings.template(name),
-            options=carried.options(name, slots[settings.backend]),
-            clock=clock,
-            journal=own,
-        )
-        left = unclaimed[settings.backend]
-        left -= await recover(pool, backend, own, left)
-        pools[name] = pool
-    journal.keep_only(set(pools))
-    reclaiming = await stack.enter_async_context(Tasks())
-    for kind, left in unclaimed.items():
-        task = reclaiming.create_task(reclaim(backends[kind], left, clock), name=f"reclaim {kind}")
-        # What is left at the end is swept by the backend's own `close`.
-        stack.callback(task.cancel)
-    for pool in pools.values():
-        await stack.enter_async_context(pool.run())
-    return pools
-
-
-def _server(pools: Pools) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+def _server(
+    pools: Pools, reload: Callable[[], Awaitable[Reloaded]]
+) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     server = grpc.aio.server(options=OPTIONS)
     checks = health.aio.HealthServicer()
     pb_grpc.add_SandboxServiceServicer_to_server(SandboxService(pools), server)
-    pb_grpc.add_PoolServiceServicer_to_server(PoolService(pools), server)
+    pb_grpc.add_PoolServiceServicer_to_server(PoolService(pools, reload), server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
@@ -212,40 +169,93 @@ def _try_to_bind(family: int, target: Any) -> None:
         probe.bind(target)
 
 
+class Control:
+    """What the process of a daemon may tell it while it runs.
+
+    `reread` reads the settings again; None where there is no file. Setting `again` has that done, setting
+    `hurry` ends a drain at once. `applied` is called with settings that hold from then on.
+    """
+
+    def __init__(
+        self,
+        reread: Callable[[], Config] | None = None,
+        applied: Callable[[Config], None] = lambda _: None,
+    ) -> None:
+        self.reread = reread
+        self.applied = applied
+        self.again = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+
 @contextlib.asynccontextmanager
 async def running(
-    config: Config, *, clock: Clock | None = None, host: Facts | None = None
+    config: Config,
+    *,
+    clock: Clock | None = None,
+    host: Facts | None = None,
+    control: Control | None = None,
 ) -> AsyncIterator[list[str]]:
     """A daemon inside this process, for as long as the block runs; yields the addresses it serves.
 
     `host` is what bounds its pools; this host as it is now when None. Raises ConfigError and
     BackendUnavailable before anything is left behind.
     """
-    clock = clock or MonotonicClock()
+    control = control or Control()
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(state_directory(config.state_dir))
-        carried = Carried(config, await asyncio.to_thread(read) if host is None else host)
-        backends = await _open_backends(config, stack)
+        facts = await asyncio.to_thread(read) if host is None else host
+        backends = await stack.enter_async_context(BackendSet(config))
         journal = stack.enter_context(_journal(config.state_dir))
-        pools = await _open_pools(carried, backends, journal, clock, stack)
-        served = Pools(pools, clock)
-        server, checks = _server(served)
+        around = Surroundings(backends, journal, facts, clock or MonotonicClock())
+        upkeep = Upkeep(config, around)
+        await stack.enter_async_context(upkeep.run())
+        reloading = Reloading(upkeep, control)
+        server, checks = _server(upkeep.pools, reloading.reload)
         addresses = _listen(server, config)
         await server.start()
-        stack.push_async_callback(_stop, server, checks, served, config.drain_seconds)
+        stack.push_async_callback(_stop, server, checks, upkeep, control.hurry)
+        tasks = await stack.enter_async_context(Tasks())
+        stack.callback(tasks.create_task(reloading.whenever_told(), name="reload").cancel)
         for service in ("", *SERVICES):
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
         yield addresses
 
 
+class Reloading:
+    """Reads the settings of a daemon again, when an operator or a client says so."""
+
+    def __init__(self, upkeep: Upkeep, control: Control) -> None:
+        self._upkeep = upkeep
+        self._control = control
+
+    async def reload(self) -> Reloaded:
+        """See `Upkeep.reload`. Raises InvalidRequest also where there is no file."""
+        if self._control.reread is None:
+            raise InvalidRequest(
+                "this daemon has no settings file to read again: start it with --config FILE"
+            )
+        told = await self._upkeep.reload(self._control.reread)
+        self._control.applied(self._upkeep.config)
+        return told
+
+    async def whenever_told(self) -> None:
+        """Never returns; what fails is one line in the log."""
+        while True:
+            await self._control.again.wait()
+            self._control.again.clear()
+            try:
+                await self.reload()
+            except SandboxdError as error:
+                logger.error("the settings were not read again: %s", error.message)
+
+
 async def _stop(
-    server: grpc.aio.Server, checks: health.aio.HealthServicer, pools: Pools, grace: float
+    server: grpc.aio.Server, checks: health.aio.HealthServicer, upkeep: Upkeep, hurry: asyncio.Event
 ) -> None:
     await checks.enter_graceful_shutdown()
-    for pool in pools.by_name.values():
-        pool.drain()
-    pools.close()
-    await server.stop(grace)
+    await upkeep.drain(hurry)
+    upkeep.pools.close()
+    await server.stop(CALLS_SECONDS)
 
 
 def raise_limits() -> None:
@@ -256,18 +266,44 @@ def raise_limits() -> None:
         resource.setrlimit(kind, (hard, hard))
 
 
-async def serve(config: Config, *, ready: Callable[[list[str]], None]) -> None:
-    """Runs until SIGTERM or SIGINT; calls `ready` with the addresses once calls are taken."""
+async def serve(config: Config, control: Control, *, ready: Callable[[list[str]], None]) -> None:
+    """Runs until SIGTERM or SIGINT, the second of which ends it at once; SIGHUP has the settings read again,
+    unless it says that the terminal has gone.
+
+    Calls `ready` with the addresses once calls are taken.
+    """
     raise_limits()
-    stop = asyncio.Event()
+    stop, on_terminal = asyncio.Event(), _has_terminal()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+
+    def end() -> None:
+        if stop.is_set():
+            control.hurry.set()
+        stop.set()
+
+    def hang_up() -> None:
+        if on_terminal and not _has_terminal():
+            end()
+        else:
+            control.again.set()
+
+    handlers = {signal.SIGTERM: end, signal.SIGINT: end, signal.SIGHUP: hang_up}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
-        async with running(config) as addresses:
+        async with running(config, control=control) as addresses:
             ready(addresses)
             await stop.wait()
-            logger.info("stopping: draining for up to %g s", config.drain_seconds)
+            logger.info("stopping: leases may go on for a time; a second signal ends them at once")
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in handlers:
             loop.remove_signal_handler(number)
+
+
+def _has_terminal() -> bool:
+    """False also when it has hung up."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

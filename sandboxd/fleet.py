@@ -19,6 +19,7 @@ from sandboxd.changes import Changes
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
 from sandboxd.forking import Forks
+from sandboxd.insisting import insist
 from sandboxd.journal import Journal
 from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds, Ledger
@@ -30,9 +31,6 @@ from sandboxd.turns import Turns
 from sandboxd.types import SandboxState, Template
 
 logger = logging.getLogger(__name__)
-
-# A destruction that fails is tried again after this pause; meanwhile the sandbox counts as deleting.
-DESTROY_PAUSE = 1.0
 
 
 class Listener(Protocol):
@@ -82,13 +80,15 @@ class Fleet:
         self.regulator = Regulator(self._name, regulation, bounds, self._wake)
         slots, bucket = self.regulator.slots, self.regulator.bucket
         self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{uuid.uuid4().hex[:12]}")
-        self._starter = Starter(
-            self._backend, self._template, self._retry, self._clock, slots.pace, on_prepared=self.pump
-        )
+        self._starter = self._new_starter()
         turns = Turns(slots, bucket, self._clock, self.ledger.fork_limit)
         self._forks = Forks(self._backend, self._retry, self._clock, turns)
         self._listener = listener
         return self.ledger
+
+    def _new_starter(self) -> Starter:
+        pace, template = self.regulator.slots.pace, self._template
+        return Starter(self._backend, template, self._retry, self._clock, pace, on_prepared=self.pump)
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[asyncio.TaskGroup]:
@@ -107,23 +107,44 @@ class Fleet:
         self._alarm.cancel()
         self.regulator.end()
         for sandbox in list(self.sandboxes.values()):
-            match sandbox.state:
-                case SandboxState.STARTING if sandbox.task and sandbox.id in self.ledger.forking:
-                    # Forks share one, which a second time would hit in its own cleaning up.
-                    if not sandbox.task.cancelling():
-                        sandbox.task.cancel()
-                case SandboxState.STARTING if sandbox.task:
-                    # Counted out here: a task that is cancelled before its first step never runs.
+            if sandbox.id in self.ledger.forking and sandbox.task:
+                # Forks share one, which a second time would hit in its own cleaning up.
+                if not sandbox.task.cancelling():
                     sandbox.task.cancel()
-                    self.ledger.start_withdrawn(sandbox.id)
-                    del self.sandboxes[sandbox.id]
-                case SandboxState.WARM:
-                    self.ledger.retire(sandbox.id)
-                    self.destroy(sandbox)
-                case SandboxState.ACTIVE:
-                    self.ledger.release(sandbox.id)
-                    self.destroy(sandbox)
+            elif sandbox.state is SandboxState.ACTIVE:
+                self.ledger.release(sandbox.id)
+                self._begin_to_destroy(sandbox)
+            else:
+                self._drop_unleased(sandbox)
         self.journal.commit(self.ledger.totals)
+
+    def _template_of(self, sandbox: Sandbox) -> Template:
+        return sandbox.template or sandbox.origin or self._template
+
+    def remake(self, template: Template, retry: RetryPolicy) -> None:
+        """Starts from this template from now on; what is ready or under way from another is replaced."""
+        self._template, self._retry = template, retry
+        self._starter = self._new_starter()
+        if template.digest != self._made_from:
+            self._made_from = template.digest
+            for sandbox in list(self.sandboxes.values()):
+                self._drop_unleased(sandbox)
+            # What failed was the other template's.
+            self.regulator.forget_failures()
+            self.ledger.degraded = False
+        self.pump()
+
+    def _drop_unleased(self, sandbox: Sandbox) -> None:
+        if sandbox.state is SandboxState.WARM:
+            self.ledger.retire(sandbox.id)
+            self._begin_to_destroy(sandbox)
+        elif sandbox.state is SandboxState.STARTING and sandbox.id not in self.ledger.forking:
+            # Counted out here: a task that is cancelled before its first step never runs.
+            if sandbox.task:
+                sandbox.task.cancel()
+            self.ledger.start_withdrawn(sandbox.id)
+            self._slots.pop(sandbox.id, None)
+            del self.sandboxes[sandbox.id]
 
     def adopt(self, sandbox: Sandbox) -> None:
         """Takes over a sandbox of an earlier daemon, before `run`."""
@@ -147,7 +168,7 @@ class Fleet:
         for sandbox_id in plan.resume:
             self._slots.pop(sandbox_id).set_result(None)
         for sandbox_id in plan.start:
-            sandbox = self.sandboxes[sandbox_id] = Sandbox(sandbox_id, self._clock.now())
+            sandbox = self.sandboxes[sandbox_id] = self._new(sandbox_id, self._template, self._made_from)
             sandbox.task = self._tasks.create_task(self._start(sandbox), name=f"start {sandbox_id}")
         for sandbox_id in self.ledger.surplus():
             self.ledger.retire(sandbox_id)
@@ -166,19 +187,22 @@ class Fleet:
         self._woken = False
         self.pump()
 
+    def _new(self, sandbox_id: str, origin: Template, made_from: str) -> Sandbox:
+        return Sandbox(sandbox_id, self._clock.now(), origin=origin, made_from=made_from)
+
     def keep(self, sandbox: Sandbox) -> None:
         """Notes that it is ready, or what its lease says now; whoever calls this pumps or commits."""
-        self.journal.keep(sandbox.entry(self._made_from))
+        self.journal.keep(sandbox.entry())
 
     async def _start(self, sandbox: Sandbox) -> None:
         begin = self._clock.now()
         try:
             sandbox.connection = await self._create(sandbox)
         except StartFailed as error:
-            if not self._closing:
+            if sandbox.id in self.sandboxes:
                 self._start_failed(sandbox, error)
             return
-        if self._closing:
+        if sandbox.id not in self.sandboxes:
             # Finished in the moment of its cancellation.
             self.sandboxes[sandbox.id] = sandbox
             self.ledger.deleting.add(sandbox.id)
@@ -196,7 +220,8 @@ class Fleet:
         """Begins to start sandboxes with the files of `source`, all or none. They are leased when the future
         is done, which else has the error. Raises PoolFull.
         """
-        forks = [Sandbox(name, self._clock.now()) for name in self.ledger.fork(count)]
+        origin, made_from = source.origin or self._template, source.made_from
+        forks = [self._new(name, origin, made_from) for name in self.ledger.fork(count)]
         done: asyncio.Future[None] = told_later()
         task = self._tasks.create_task(self._fork(source, forks, lease, done), name=f"fork {source.id}")
         task.add_done_callback(lambda _: self._fork_ended(forks, done))
@@ -244,7 +269,7 @@ class Fleet:
 
     async def _start_forks(self, source: Sandbox, forks: list[Sandbox]) -> None:
         with _faults_fail_the_start(f"forking {source.id}", known=SandboxdError):
-            template = await self._forks.branch(source.id, source.template or self._template, len(forks))
+            template = await self._forks.branch(source.id, self._template_of(source), len(forks))
             for fork in forks:
                 fork.template = template
             connections = await self._forks.start(template, [fork.id for fork in forks])
@@ -261,7 +286,7 @@ class Fleet:
         return task, done
 
     async def _snapshot(self, sandbox: Sandbox, image: str, done: asyncio.Future[int]) -> None:
-        template = sandbox.template or self._template
+        template = self._template_of(sandbox)
         try:
             with self._forks.held(template):
                 done.set_result(await self._backend.snapshot(sandbox.id, template, image))
@@ -282,18 +307,7 @@ class Fleet:
             pass
 
     async def _insist(self, what: str, act: Callable[[], Awaitable[None]]) -> bool:
-        """Tries until it is done: a teardown that fails once must not leak. At the end of the pool only once,
-        for the backend's own `close` sweeps whatever is left of this instance; then False.
-        """
-        while True:
-            try:
-                await act()
-                return True
-            except Exception:
-                logger.exception("%s; trying again in %.0f s", what, DESTROY_PAUSE)
-                if self._closing:
-                    return False
-                await self._clock.sleep(DESTROY_PAUSE)
+        return await insist(what, act, self._clock, lambda: self._closing)
 
     async def _create(self, sandbox: Sandbox) -> Connection:
         async def between(pause: float) -> None:

@@ -103,6 +103,11 @@ class Ledger:
         """How many of the starts at once may be forks: half, so that neither keeps the other waiting."""
         return max(1, self.bounds.start_limit // 2)
 
+    def rebound(self, bounds: Bounds) -> None:
+        """Other bounds hold from now on. Tenants that wait keep their weight until they do not."""
+        self.bounds = bounds
+        self.waiting.reweigh(bounds.weights)
+
     def enqueue(self, claim: Claim | None = None) -> int:
         """Adds a waiter and returns its ticket. Raises QueueFull with the number that wait, and
         InvalidRequest where it wants more than the pool may ever have.

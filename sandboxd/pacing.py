@@ -98,6 +98,11 @@ class Pace:
         self._area = 0.0
         self._last = -math.inf
 
+    def rebound(self, floor: int, ceiling: int) -> None:
+        """Other bounds hold from now on."""
+        self.floor, self.ceiling = min(floor, ceiling), ceiling
+        self.limit = max(self.floor, min(ceiling, self.limit))
+
     @property
     def rate(self) -> float | None:
         """Sandboxes a second that the host has ready at this limit; None before it was measured."""

@@ -291,6 +291,32 @@ class Pool:
         self._fleet.regulator.sizing.stop()
         self._fleet.pump()
 
+    @property
+    def idle(self) -> bool:
+        """True when nobody holds a sandbox of it or is about to."""
+        return not (self._ledger.active or self._ledger.forking)
+
+    def reclaim(self) -> int:
+        """Ends all leases, whose holders hear SANDBOX_LOST; returns how many there were."""
+        leased = [sandbox for sandbox in self.sandboxes() if sandbox.state is SandboxState.ACTIVE]
+        for sandbox in leased:
+            self._ledger.lose(sandbox.id)
+            message = f"sandbox {sandbox.id!r} was reclaimed: the daemon is shutting down"
+            self._ended(sandbox, SandboxLost(message, metadata={"sandbox": sandbox.id}))
+            self._fleet.destroy(sandbox)
+        return len(leased)
+
+    def reconfigure(self, template: Template, options: PoolOptions) -> None:
+        """Goes on with other settings: bounds hold at once, the template for new sandboxes; those that are
+        ready are replaced. Leases stay as they are. A pool that was drained takes work again.
+        """
+        self._refusal = None
+        self.template, self._options = template, options
+        self._ledger.rebound(options.bounds)
+        self._fleet.regulator.rebound(options.regulation, options.bounds)
+        self._waiters.refuse(self._ledger.unmeetable(), self._ledger.too_large)
+        self._fleet.remake(template, options.retry)
+
     def _check_open(self) -> None:
         """Raises what `drain` was given."""
         if self._refusal is not None:

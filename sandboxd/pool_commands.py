@@ -9,6 +9,13 @@ from sandboxd.client import Client
 from sandboxd.config import ConfigError
 
 
+async def reload(arguments: argparse.Namespace) -> int:
+    """`sandboxd reload`."""
+    async with Client(arguments.address) as client:
+        print(await client.reload_config())
+    return 0
+
+
 async def prewarm(arguments: argparse.Namespace) -> int:
     """`sandboxd prewarm`: announces, and says what the pool will do."""
     for option in ("by", "grace"):

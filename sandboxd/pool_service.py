@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from sandboxd import pool_wire
 from sandboxd.pools import Pools
 from sandboxd.service import Context, streaming, unary
+from sandboxd.types import Reloaded
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 from sandboxd.wire import timestamp
@@ -15,8 +16,9 @@ from sandboxd.wire import timestamp
 class PoolService(pb_grpc.PoolServiceServicer):
     """The pools' counts and bounds."""
 
-    def __init__(self, pools: Pools) -> None:
+    def __init__(self, pools: Pools, reload: Callable[[], Awaitable[Reloaded]]) -> None:
         self._pools = pools
+        self._reload = reload
 
     @unary
     async def GetPool(self, request: pb.GetPoolRequest, context: Context) -> pb.Pool:
@@ -48,3 +50,9 @@ class PoolService(pb_grpc.PoolServiceServicer):
         pool, clock = self._pools.named(request.name), self._pools.clock
         prepared = pool.announce(*pool_wire.announcement(request))
         return pool_wire.preparation(prepared, clock.wall() - clock.now())
+
+    @unary
+    async def ReloadConfig(
+        self, request: pb.ReloadConfigRequest, context: Context
+    ) -> pb.ReloadConfigResponse:
+        return pool_wire.reloaded(await self._reload())

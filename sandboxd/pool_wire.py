@@ -9,7 +9,7 @@ from google.protobuf import duration_pb2
 from sandboxd.announcements import Preparation
 from sandboxd.errors import InvalidRequest
 from sandboxd.pool import Pool
-from sandboxd.types import POOL_PREFIX, PoolStats
+from sandboxd.types import POOL_PREFIX, PoolStats, Reloaded
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.wire import LONGEST_SECONDS, REQUEST_ID_BYTES_LIMIT, duration, timestamp
 
@@ -70,6 +70,15 @@ def preparation(value: Preparation, calendar_offset: float) -> pb.PrewarmPoolRes
         begin_time=timestamp(value.begin + calendar_offset),
         ready_time=None if value.ready is None else timestamp(value.ready + calendar_offset),
         expire_time=timestamp(value.expiry + calendar_offset),
+    )
+
+
+def reloaded(value: Reloaded) -> pb.ReloadConfigResponse:
+    """What new settings have done."""
+    return pb.ReloadConfigResponse(
+        added=[POOL_PREFIX + name for name in value.added],
+        removed=[POOL_PREFIX + name for name in value.removed],
+        changed=[POOL_PREFIX + name for name in value.changed],
     )
 
 

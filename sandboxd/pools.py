@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from sandboxd import wire
 from sandboxd.changes import Changes, paced
 from sandboxd.clock import Clock
-from sandboxd.errors import Draining, PoolNotFound, SandboxNotFound
+from sandboxd.errors import Draining, PoolNotFound, SandboxdError, SandboxNotFound
 from sandboxd.pool import Pool
 from sandboxd.sandbox import Sandbox
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, PoolStats
@@ -19,12 +19,56 @@ ALL_POOLS = f"{POOL_PREFIX}-"
 class Pools:
     """The pools by name, and which of them a sandbox belongs to."""
 
-    def __init__(self, pools: dict[str, Pool], clock: Clock) -> None:
-        self.by_name = pools
+    def __init__(self, clock: Clock) -> None:
+        self.by_name: dict[str, Pool] = {}
         self.clock = clock
         self.changes = Changes()
-        for pool in pools.values():
-            pool.changes.forward(self.changes.tell)
+        self.draining = False
+        # Removed from the settings, but not yet without leases.
+        self._removed: dict[str, Pool] = {}
+
+    def add(self, pool: Pool) -> None:
+        """Serves a new one."""
+        self.by_name[pool.name] = pool
+        pool.changes.forward(self.changes.tell)
+
+    def remove(self, name: str, why: SandboxdError) -> None:
+        """Lets one take no new work; its leases go on. Who asks for it hears `why`."""
+        pool = self._removed[name] = self.by_name.pop(name)
+        pool.drain(why)
+        pool.changes.close()
+
+    def revived(self, name: str) -> Pool | None:
+        """The pool of this name, also where it was removed and still has leases: it is then served again."""
+        pool = self._removed.pop(name, None)
+        if pool is not None:
+            self.by_name[name] = pool
+            pool.changes.reopen()
+        return self.by_name.get(name)
+
+    def is_removed(self, pool: Pool) -> bool:
+        """True from `remove` on."""
+        return self._removed.get(pool.name) is pool
+
+    def forget(self, pool: Pool) -> None:
+        """It has ended."""
+        if self.is_removed(pool):
+            del self._removed[pool.name]
+
+    def every(self) -> list[Pool]:
+        """All that may have sandboxes."""
+        return [*self.by_name.values(), *self._removed.values()]
+
+    @property
+    def idle(self) -> bool:
+        """True when nobody holds a sandbox."""
+        return all(pool.idle for pool in self.every())
+
+    def drain(self) -> None:
+        """Lets none of them take new work."""
+        self.draining = True
+        for pool in self.every():
+            pool.drain()
 
     def named(self, name: str) -> Pool:
         """The pool of a resource name `pools/{pool}`. Raises PoolNotFound, InvalidRequest."""
@@ -37,7 +81,8 @@ class Pools:
     def holding(self, name: str) -> tuple[Pool, str]:
         """The pool and the id of `sandboxes/{sandbox}`. Raises SandboxNotFound, InvalidRequest."""
         sandbox_id = wire.identifier(name, SANDBOX_PREFIX)
-        pool = self.by_name.get(sandbox_id.rpartition("-")[0])
+        name = sandbox_id.rpartition("-")[0]
+        pool = self.by_name.get(name) or self._removed.get(name)
         if pool is None:
             raise SandboxNotFound(f"no leased sandbox {sandbox_id!r}")
         return pool, sandbox_id

@@ -193,6 +193,11 @@ class Queue:
         """How many all waiters want together."""
         return sum(band.sandboxes for band in self._bands.values())
 
+    def reweigh(self, weights: Mapping[str, int]) -> None:
+        """Other weights, for tenants that come from now on."""
+        self._weights.clear()
+        self._weights.update(weights)
+
     def add(self, ticket: int, claim: Claim) -> None:
         """A waiter comes. Tickets must be new."""
         if claim.priority not in self._bands:

@@ -41,9 +41,20 @@ class Regulator:
         self.slots = regulation.slots or Slots(Pace(floor=limit, ceiling=limit))
         self.health = Health(name)
         self.bucket = Bucket(regulation.starts_per_second)
-        self.sizing = Sizing(bounds.warm_target, max(bounds.warm_target, regulation.warm_limit or 0))
+        self.sizing = Sizing(*_warm(regulation, bounds))
         self._share = self.slots.share(wake)
         self.starts = StartTimes()
+
+    def rebound(self, regulation: Regulation, bounds: Bounds) -> None:
+        """Other settings hold from now on; its slots, and what was measured and announced, it keeps."""
+        self.bucket.rate = regulation.starts_per_second
+        self.sizing.floor, self.sizing.ceiling = _warm(regulation, bounds)
+        if regulation.slots is None:
+            self.slots.pace.rebound(bounds.start_limit, bounds.start_limit)
+
+    def forget_failures(self) -> None:
+        """They were those of another template."""
+        self.health = Health(self.health.name)
 
     def plan(self, ledger: Ledger, now: float, starter: Starter) -> tuple[Plan, float | None]:
         """What to do now, and when to ask again at the latest; None: when something happens."""
@@ -107,3 +118,8 @@ class Regulator:
     def end(self) -> None:
         """The pool starts nothing any more."""
         self._share.hold(0, wants=0)
+
+
+def _warm(regulation: Regulation, bounds: Bounds) -> tuple[int, int]:
+    """The least and the most that are kept ready."""
+    return bounds.warm_target, max(bounds.warm_target, regulation.warm_limit or 0)

@@ -16,7 +16,7 @@ from sandboxd.errors import BackendUnavailable
 from sandboxd.patience import Patience
 from sandboxd.replies import PrewarmPlan
 from sandboxd.status import translated
-from sandboxd.types import POOL_PREFIX, PoolStats
+from sandboxd.types import POOL_PREFIX, PoolStats, Reloaded
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 from sandboxd.wire import duration
@@ -84,6 +84,10 @@ class RemotePools:
             announcement_id=announcement_id or uuid.uuid4().hex,
         )
         return replies.prewarm_plan(await self.answered(self.pools.PrewarmPool, request))
+
+    async def reload_config(self) -> Reloaded:
+        """Has the daemon read its settings again. Raises InvalidRequest with the fault in them."""
+        return replies.reloaded(await self.answered(self.pools.ReloadConfig, pb.ReloadConfigRequest()))
 
     async def watch_pool(
         self, pool: str, *, interval: float = INTERVAL_SECONDS, heartbeat: float = HEARTBEAT_SECONDS

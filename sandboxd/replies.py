@@ -18,6 +18,7 @@ from sandboxd.types import (
     PoolState,
     PoolStats,
     QueuePosition,
+    Reloaded,
     Started,
     Stderr,
     Stdout,
@@ -221,6 +222,15 @@ def prewarm_plan(reply: pb.PrewarmPoolResponse) -> PrewarmPlan:
         ready=ready,
         expires=reply.expire_time.ToNanoseconds() / 1e9,
     )
+
+
+def reloaded(reply: pb.ReloadConfigResponse) -> Reloaded:
+    """What new settings have done."""
+    return Reloaded(*(_names(names) for names in (reply.added, reply.removed, reply.changed)))
+
+
+def _names(resources: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name.removeprefix(POOL_PREFIX) for name in resources)
 
 
 def pools(messages: Iterable[pb.Pool]) -> dict[str, PoolStats]:

@@ -27,14 +27,18 @@ class Sandbox:
     """How many its request was given."""
     template: Template | None = None
     """Its own, where it is not the pool's: a fork's."""
+    origin: Template | None = None
+    """That of the pool when it was started."""
+    made_from: str = ""
+    """The digest of `origin`."""
 
-    def entry(self, made_from: str) -> Entry:
-        """For the journal; `made_from` is the digest of the pool's template."""
+    def entry(self) -> Entry:
+        """For the journal."""
         own = self.template
         return Entry(
             self.id,
             self.created,
-            made_from,
+            self.made_from,
             expiry=self.expiry,
             ttl=self.ttl,
             labels=self.labels,
@@ -58,6 +62,7 @@ class Sandbox:
             request_id=entry.request_id,
             gang=entry.gang,
             template=own,
+            made_from=entry.made_from,
         )
 
 

@@ -145,7 +145,7 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     async def ListSandboxes(
         self, request: pb.ListSandboxesRequest, context: Context
     ) -> pb.ListSandboxesResponse:
-        pools = [self._pools.named(request.pool)] if request.pool else list(self._pools.by_name.values())
+        pools = [self._pools.named(request.pool)] if request.pool else self._pools.every()
         entries = [(pool, sandbox) for pool in pools for sandbox in pool.sandboxes()]
         entries.sort(key=lambda entry: (entry[1].created, entry[1].id))
         page, token = wire.page(entries, request.page_size, request.page_token)

@@ -225,6 +225,19 @@ class QueuePosition:
     expected_wait: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """The pools that new settings have begun, ended or changed, by name."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = (("added", self.added), ("removed", self.removed), ("changed", self.changed))
+        return "; ".join(f"{what} {', '.join(names)}" for what, names in parts if names) or "no pool changed"
+
+
 class PoolState(enum.StrEnum):
     """How a pool fares. DEGRADED: its last start failed for good. DRAINING: it takes no new work."""
 

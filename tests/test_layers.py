@@ -42,6 +42,7 @@ LAYERS = [
     {"sandboxd.__main__", "sandboxd.cli"},
     {"sandboxd.commands", "sandboxd.pool_commands", "sandboxd.top", "sandboxd.bench"},
     {"sandboxd.daemon"},
+    {"sandboxd.upkeep"},
     {"sandboxd.doctor"},
     {"sandboxd.pool_service"},
     {"sandboxd.service"},

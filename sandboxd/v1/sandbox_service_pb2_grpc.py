@@ -1087,6 +1087,11 @@ class PoolServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolResponse.FromString,
                 _registered_method=True)
+        self.ReloadConfig = channel.unary_unary(
+                '/sandboxd.v1.PoolService/ReloadConfig',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ReloadConfigRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ReloadConfigResponse.FromString,
+                _registered_method=True)
 
 
 class PoolServiceServicer:
@@ -1108,7 +1113,7 @@ class PoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdatePool(self, request, context):
-        """Changes a pool's target or limit until the daemon restarts. Unset fields stay as they are.
+        """Changes a pool's target or limit until the daemon restarts or reads its settings again. Unset fields stay as they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1126,6 +1131,15 @@ class PoolServiceServicer:
     def PrewarmPool(self, request, context):
         """Announces that sandboxes will be wanted. The pool begins to start them early enough, by what starts took of late,
         and keeps them beside its target until they are acquired or their grace is over. A daemon that is killed forgets it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadConfig(self, request, context):
+        """Reads the daemon's settings again, as SIGHUP does. New pools start; removed ones take no new work and end with
+        their last lease; changed bounds hold at once, changed templates for new sandboxes. Leases go on. Settings with a
+        fault change nothing and are INVALID_REQUEST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1158,6 +1172,11 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.PrewarmPool,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolResponse.SerializeToString,
+            ),
+            'ReloadConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadConfig,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ReloadConfigRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ReloadConfigResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1296,6 +1315,33 @@ class PoolService:
             '/sandboxd.v1.PoolService/PrewarmPool',
             sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.PrewarmPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.PoolService/ReloadConfig',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ReloadConfigRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ReloadConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,8 +19,8 @@ from sandboxd.errors import (
     SandboxNotFound,
     StartFailed,
 )
-from sandboxd.fleet import DESTROY_PAUSE
 from sandboxd.health import PAUSE_FIRST
+from sandboxd.insisting import PAUSE_SECONDS as DESTROY_PAUSE
 from sandboxd.leases import Lease
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Template

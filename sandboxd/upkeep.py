@@ -1,0 +1,180 @@
+"""Begins, changes and ends the pools of a daemon: when it starts, when its settings change, when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from sandboxd.backend_set import BackendSet
+from sandboxd.clock import Clock
+from sandboxd.config import Config, ConfigError, check_changeable
+from sandboxd.doctor.facts import Facts
+from sandboxd.doctor.serving import Carried
+from sandboxd.errors import Draining, InvalidRequest, PoolNotFound
+from sandboxd.journal import JournalFile
+from sandboxd.lifetime import Tasks, first_of
+from sandboxd.pool import Pool
+from sandboxd.pools import Pools
+from sandboxd.recovery import reclaim, recover
+from sandboxd.slots import Slots
+from sandboxd.types import Reloaded
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the pools of a daemon live on."""
+
+    backends: BackendSet
+    journal: JournalFile
+    facts: Facts
+    clock: Clock
+
+
+class Upkeep:
+    """Of one daemon; `pools` are those that it serves."""
+
+    def __init__(self, config: Config, surroundings: Surroundings) -> None:
+        self.config = config
+        self.pools = Pools(surroundings.clock)
+        self._around = surroundings
+        self._slots: dict[str, Slots] = {}
+        self._ending = False
+        self._reloading = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[Pools]:
+        """Goes on where a killed daemon's pools ended, and destroys what is nobody's. All pools end with it.
+
+        Raises BackendUnavailable.
+        """
+        backends = self._around.backends
+        for kind in sorted({settings.backend for settings in self.config.pools.values()}):
+            await backends.need(kind)
+        unclaimed = {kind: set(await backend.list_ids()) for kind, backend in backends}
+        carried = Carried(self.config, self._around.facts)
+        pools = [self._make(name, carried) for name in self.config.pools]
+        for pool, (name, settings) in zip(pools, self.config.pools.items(), strict=True):
+            backend, own = backends[settings.backend], self._around.journal.pool(name)
+            unclaimed[settings.backend] -= await recover(pool, backend, own, unclaimed[settings.backend])
+        self._around.journal.keep_only(set(self.config.pools))
+        async with Tasks() as self._tasks, Tasks() as reclaiming:
+            clock = self._around.clock
+            tasks = [
+                reclaiming.create_task(reclaim(backends[kind], left, clock), name=f"reclaim {kind}")
+                for kind, left in unclaimed.items()
+            ]
+            try:
+                await self._begin(pools)
+                yield self.pools
+            finally:
+                # What is left at the end is swept by the backend's own `close`.
+                for task in tasks:
+                    task.cancel()
+                self._ending = True
+                self.pools.changes.tell()
+
+    def _slots_of(self, kind: str, config: Config) -> Slots:
+        """Those that all pools of a backend share, within the bounds that the settings say now."""
+        pace = config.pace(kind)
+        slots = self._slots.setdefault(kind, Slots(pace))
+        slots.pace.rebound(pace.floor, pace.ceiling)
+        return slots
+
+    def _make(self, name: str, carried: Carried) -> Pool:
+        settings = carried.config.pools[name]
+        return Pool(
+            name,
+            backend=self._around.backends[settings.backend],
+            template=settings.template(name),
+            options=carried.options(name, self._slots_of(settings.backend, carried.config)),
+            clock=self._around.clock,
+            journal=self._around.journal.pool(name),
+        )
+
+    async def _begin(self, pools: list[Pool]) -> None:
+        """Returns when all of them run."""
+        begun = [asyncio.Event() for _ in pools]
+        for pool, event in zip(pools, begun, strict=True):
+            self._tasks.create_task(self._live(pool, event), name=f"pool {pool.name}")
+        for event in begun:
+            await event.wait()
+
+    async def _live(self, pool: Pool, begun: asyncio.Event) -> None:
+        """Runs a pool until the daemon ends, or until it was removed and its last lease has ended."""
+        async with pool.run():
+            self.pools.add(pool)
+            begun.set()
+            with self.pools.changes.watched() as changed:
+                while not self._ending and not (self.pools.is_removed(pool) and pool.idle):
+                    changed.clear()
+                    await changed.wait()
+        self.pools.forget(pool)
+
+    async def reload(self, reread: Callable[[], Config]) -> Reloaded:
+        """Applies what the settings say now. Leases go on; after an error all is as it was.
+
+        New pools start. Removed ones take no new work, and end with their last lease. Changed bounds hold at
+        once, and a changed template for new sandboxes: those that are ready are replaced. Raises
+        InvalidRequest with the fault in the settings, BackendUnavailable where a pool's backend cannot be
+        opened, Draining.
+        """
+        async with self._reloading:
+            try:
+                config = await asyncio.to_thread(reread)
+                check_changeable(self.config, config)
+            except ConfigError as error:
+                raise InvalidRequest(f"nothing was changed: {error}") from error
+            for kind in sorted({settings.backend for settings in config.pools.values()}):
+                await self._around.backends.need(kind)
+            if self._ending or self.pools.draining:
+                raise Draining("the daemon is shutting down")
+            told, new = self._apply(config)
+            await self._begin(new)
+            logger.info("the settings were read again: %s", told)
+            return told
+
+    def _apply(self, config: Config) -> tuple[Reloaded, list[Pool]]:
+        """Nothing in here waits or fails: it happens at once or not at all. Also returns what must begin."""
+        before, self.config = self.config.pools, config
+        carried = Carried(config, self._around.facts)
+        told = Reloaded(
+            added=tuple(sorted(config.pools.keys() - before.keys())),
+            removed=tuple(sorted(before.keys() - config.pools.keys())),
+            changed=tuple(
+                sorted(name for name in before.keys() & config.pools if before[name] != config.pools[name])
+            ),
+        )
+        for name in told.removed:
+            self.pools.remove(name, PoolNotFound(f"pool {name!r} was removed from the settings"))
+        new = []
+        for name, settings in config.pools.items():
+            pool = self.pools.revived(name)
+            if pool is None:
+                new.append(self._make(name, carried))
+            else:
+                slots = self._slots_of(settings.backend, config)
+                pool.reconfigure(settings.template(name), carried.options(name, slots))
+        self.pools.changes.tell()
+        return told, new
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Refuses new work and waits for the leases to end, at most `drain_seconds` or until `hurry` is set.
+
+        The holders of those that are left hear SANDBOX_LOST.
+        """
+        self.pools.drain()
+        clock, seconds = self._around.clock, self.config.drain_seconds
+        deadline = clock.now() + seconds
+        with self.pools.changes.watched() as changed:
+            while not self.pools.idle and clock.now() < deadline and not hurry.is_set():
+                changed.clear()
+                await first_of(changed.wait(), hurry.wait(), clock.sleep(deadline - clock.now()))
+        left = sum(pool.reclaim() for pool in self.pools.every())
+        if left:
+            when = "when it was told to end at once" if hurry.is_set() else f"after {seconds:g} s"
+            logger.warning("%d leases had not ended %s, and were reclaimed", left, when)
