@@ -1,25 +1,39 @@
-"""The backends of a daemon: each is opened when the first pool needs it, and closed with the daemon."""
+"""The backends of a daemon: each is opened when the first pool needs it, looked at, and closed at the end."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 
+from sandboxd.availability import Availability
 from sandboxd.backends import open_backend
 from sandboxd.backends.base import Backend
+from sandboxd.clock import Clock
 from sandboxd.config import Config
+from sandboxd.lifetime import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBackend:
+    """A backend, and whether it answers."""
+
+    backend: Backend
+    availability: Availability
 
 
 class BackendSet:
     """Use `async with`; what is left on the host is swept at its end."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
+        self._clock = clock
         self._stack = contextlib.AsyncExitStack()
-        self._open: dict[str, Backend] = {}
+        self._open: dict[str, OpenBackend] = {}
 
     async def __aenter__(self) -> BackendSet:
+        self._tasks = await self._stack.enter_async_context(Tasks())
         return self
 
     async def __aexit__(
@@ -27,24 +41,30 @@ class BackendSet:
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
 
-    async def need(self, kind: str) -> Backend:
-        """The backend of this kind, opened if it was not.
+    async def open_for(self, config: Config) -> None:
+        """Opens what the pools of these settings need and is not open.
 
-        Raises BackendUnavailable, and then leaves nothing behind.
+        Raises BackendUnavailable, and then leaves nothing behind of the one that failed.
         """
-        if kind not in self._open:
-            backend = open_backend(kind, self._config)
-            try:
-                await backend.open()
-            except BaseException:
-                await backend.close()
-                raise
-            self._stack.push_async_callback(backend.close)
-            self._open[kind] = backend
+        kinds = sorted({settings.backend for settings in config.pools.values()} - self._open.keys())
+        for kind in kinds:
+            await self._open_one(kind)
+
+    async def _open_one(self, kind: str) -> None:
+        backend = open_backend(kind, self._config)
+        try:
+            await backend.open()
+        except BaseException:
+            await backend.close()
+            raise
+        self._stack.push_async_callback(backend.close)
+        availability = Availability(backend, self._clock)
+        looking = self._tasks.create_task(availability.run(), name=f"looks at {kind}")
+        self._stack.callback(looking.cancel)
+        self._open[kind] = OpenBackend(backend, availability)
+
+    def __getitem__(self, kind: str) -> OpenBackend:
         return self._open[kind]
 
-    def __getitem__(self, kind: str) -> Backend:
-        return self._open[kind]
-
-    def __iter__(self) -> Iterator[tuple[str, Backend]]:
+    def __iter__(self) -> Iterator[tuple[str, OpenBackend]]:
         return iter(self._open.items())

@@ -42,6 +42,8 @@ def pool_state(fleet: Fleet, stopping: str) -> tuple[PoolState, str]:
     """How it fares, and why it does not fare well."""
     if stopping:
         return PoolState.DRAINING, stopping
+    if fleet.availability.error is not None:
+        return PoolState.UNAVAILABLE, fleet.availability.error.message
     if fleet.ledger.degraded:
         return PoolState.DEGRADED, fleet.regulator.health.reason
     return PoolState.OK, ""

@@ -29,6 +29,7 @@ from sandboxd.config import Config, ConfigError
 from sandboxd.doctor.facts import Facts
 from sandboxd.doctor.reading import read
 from sandboxd.errors import InvalidRequest, SandboxdError
+from sandboxd.health_checks import HealthChecks
 from sandboxd.journal import JournalFile
 from sandboxd.lifetime import Tasks
 from sandboxd.pool_service import PoolService
@@ -204,20 +205,26 @@ async def running(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(state_directory(config.state_dir))
         facts = await asyncio.to_thread(read) if host is None else host
-        backends = await stack.enter_async_context(BackendSet(config))
+        clock = clock or MonotonicClock()
+        backends = await stack.enter_async_context(BackendSet(config, clock))
+        # Before the journal: a daemon without its backends leaves none.
+        await backends.open_for(config)
         journal = stack.enter_context(_journal(config.state_dir))
-        around = Surroundings(backends, journal, facts, clock or MonotonicClock())
+        around = Surroundings(backends, journal, facts, clock)
         upkeep = Upkeep(config, around)
         await stack.enter_async_context(upkeep.run())
         reloading = Reloading(upkeep, control)
-        server, checks = _server(upkeep.pools, reloading.reload)
+        server, servicer = _server(upkeep.pools, reloading.reload)
+        checks = HealthChecks(servicer, upkeep)
         addresses = _listen(server, config)
         await server.start()
-        stack.push_async_callback(_stop, server, checks, upkeep, control.hurry)
+        stack.push_async_callback(_stop, server, servicer, upkeep, control.hurry)
         tasks = await stack.enter_async_context(Tasks())
         stack.callback(tasks.create_task(reloading.whenever_told(), name="reload").cancel)
         for service in ("", *SERVICES):
-            await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+            await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await checks.tell()
+        stack.callback(tasks.create_task(checks.run(), name="health").cancel)
         yield addresses
 
 

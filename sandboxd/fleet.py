@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Protocol
 
 from sandboxd.alarm import Alarm
+from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.changes import Changes
 from sandboxd.clock import Clock
@@ -62,6 +63,7 @@ class Fleet:
     ) -> None:
         self.sandboxes: dict[str, Sandbox] = {}
         self.changes = Changes()
+        self.availability = Availability(backend, clock)
         self.journal = journal
         self._made_from = template.digest
         self._name = name
@@ -73,7 +75,7 @@ class Fleet:
         self._alarm = Alarm(clock, self.pump)
         self._woken = False
         self._pruning: asyncio.Task[None] | None = None
-        self._closing = False
+        self._closing = asyncio.Event()
 
     def bind(self, bounds: Bounds, regulation: Regulation, listener: Listener) -> Ledger:
         """Makes the ledger that this fleet carries out, and names who hears of grants."""
@@ -103,7 +105,7 @@ class Fleet:
                 self._close()
 
     def _close(self) -> None:
-        self._closing = True
+        self._closing.set()
         self._alarm.cancel()
         self.regulator.end()
         for sandbox in list(self.sandboxes.values()):
@@ -155,8 +157,9 @@ class Fleet:
 
     def pump(self) -> None:
         """Carries out the ledger's plan: call after anything that may change it."""
-        if self._closing:
+        if self._closing.is_set():
             return
+        self.regulator.held = self.availability.error is not None
         plan, again = self.regulator.plan(self.ledger, self._clock.now(), self._starter)
         if again is not None:
             self._alarm.set(again, self._tasks)
@@ -236,7 +239,7 @@ class Fleet:
         begin = self._clock.now()
         try:
             await self._start_forks(source, forks)
-            if not self._closing:
+            if not self._closing.is_set():
                 for fork in forks:
                     self.regulator.measured(self._clock.now(), self._clock.now() - begin)
                     fork.state = SandboxState.ACTIVE
@@ -307,10 +310,11 @@ class Fleet:
             pass
 
     async def _insist(self, what: str, act: Callable[[], Awaitable[None]]) -> bool:
-        return await insist(what, act, self._clock, lambda: self._closing)
+        return await insist(what, act, self._clock, self.availability, self._closing)
 
     async def _create(self, sandbox: Sandbox) -> Connection:
         async def between(pause: float) -> None:
+            self.availability.suspect()
             self.ledger.attempt_failed(sandbox.id)
             self.pump()
             await self._clock.sleep(pause)
@@ -323,6 +327,7 @@ class Fleet:
             return await self._starter.start(sandbox.id, between=between)
 
     def _start_failed(self, sandbox: Sandbox, error: StartFailed) -> None:
+        self.availability.suspect()
         self._slots.pop(sandbox.id, None)
         del self.sandboxes[sandbox.id]
         self.regulator.health.failed(self._clock.now(), error.message, error.metadata.get("log", ""))

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandboxd.announcements import Announcement, Preparation
+from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock, MonotonicClock
-from sandboxd.counts import stats
+from sandboxd.counts import pool_state, stats
+from sandboxd.endings import Endings, again
 from sandboxd.errors import (
     Draining,
     Internal,
@@ -26,7 +27,7 @@ from sandboxd.errors import (
 )
 from sandboxd.fleet import Fleet
 from sandboxd.given import Requests
-from sandboxd.journal import REMEMBERED_ENDINGS, Ending, Entry, Journal, MemoryJournal, Past
+from sandboxd.journal import Ending, Entry, Journal, MemoryJournal, Past
 from sandboxd.leases import Lease, LeaseTable
 from sandboxd.ledger import Bounds
 from sandboxd.lifetime import first_of
@@ -34,12 +35,11 @@ from sandboxd.queueing import Claim
 from sandboxd.regulator import Regulation
 from sandboxd.sandbox import Sandbox, template_of
 from sandboxd.starting import RetryPolicy
-from sandboxd.types import PoolStats, SandboxState, Template
+from sandboxd.types import PoolState, PoolStats, SandboxState, Template
 from sandboxd.waiters import Waiters, Watch
 
 # Who could not renew because no daemon ran may do so for this long after the next has begun.
 RENEWAL_GRACE_SECONDS = 10.0
-ENDINGS: dict[str, type[SandboxdError]] = {error.reason: error for error in (LeaseExpired, SandboxLost)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,21 @@ class Pool:
         self._nudge = asyncio.Event()
         self._waiters = Waiters(name, self._fleet, self._ledger, self._clock)
         self._requests = Requests()
-        self._endings: OrderedDict[str, SandboxdError] = OrderedDict()
+        self._endings = Endings()
         self._refusal: SandboxdError | None = None
         self.changes = self._fleet.changes
+
+    def depend_on(self, availability: Availability) -> None:
+        """Starts nothing, before `run` already, while its backend is not there."""
+        self._fleet.availability = availability
+        availability.changes.forward(self._backend_changed)
+
+    def _backend_changed(self) -> None:
+        """Those who have waited long enough for it hear so; the others go on when it is back."""
+        refusal = self._fleet.availability.refusal
+        if refusal is not None:
+            self._waiters.refuse(tuple(self._ledger.waiting), lambda _: again(refusal))
+        self._fleet.pump()
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Pool]:
@@ -109,7 +121,7 @@ class Pool:
         """
         self._ledger.totals = past.totals
         for ending in past.endings:
-            self._remember(ending.id, ENDINGS[ending.reason](ending.message, metadata=ending.metadata))
+            self._endings.restore(ending)
         for entry in past.entries:
             if entry.request_id and entry.expiry is not None:
                 self._requests.restore(entry.request_id, entry.gang, entry.id)
@@ -152,6 +164,9 @@ class Pool:
         self._check_open()
 
         async def acquire() -> list[str]:
+            refusal = self._fleet.availability.refusal
+            if refusal is not None and len(self._ledger.warm) < claim.count:
+                raise again(refusal)
             waiter = self._waiters.join(lease, claim)
             self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
             self._fleet.pump()
@@ -243,10 +258,8 @@ class Pool:
         sandbox = self._fleet.sandboxes.get(sandbox_id)
         if sandbox is not None and sandbox.state is SandboxState.ACTIVE:
             return sandbox
-        ending = self._endings.get(sandbox_id)
-        if ending is None:
-            raise SandboxNotFound(f"no leased sandbox {sandbox_id!r} in pool {self.name!r}")
-        raise _again(ending)
+        unknown = SandboxNotFound(f"no leased sandbox {sandbox_id!r} in pool {self.name!r}")
+        raise self._endings.of(sandbox_id) or unknown
 
     def connection(self, sandbox_id: str) -> Connection:
         """The way into a leased sandbox. Raises as `get`."""
@@ -287,7 +300,7 @@ class Pool:
         Without `why` the daemon is shutting down.
         """
         refusal = self._refusal = why or Draining("the daemon is shutting down")
-        self._waiters.refuse(tuple(self._ledger.waiting), lambda _: _again(refusal))
+        self._waiters.refuse(tuple(self._ledger.waiting), lambda _: again(refusal))
         self._fleet.regulator.sizing.stop()
         self._fleet.pump()
 
@@ -320,12 +333,20 @@ class Pool:
     def _check_open(self) -> None:
         """Raises what `drain` was given."""
         if self._refusal is not None:
-            raise _again(self._refusal)
+            raise again(self._refusal)
 
     def stats(self) -> PoolStats:
         """Counts and totals at this moment."""
-        now, stopping = self._clock.now(), self._refusal.message if self._refusal else ""
-        return stats(self._fleet, self._waiters, now, stopping)
+        return stats(self._fleet, self._waiters, self._clock.now(), self._stopping)
+
+    @property
+    def state(self) -> PoolState:
+        """As in `stats`."""
+        return pool_state(self._fleet, self._stopping)[0]
+
+    @property
+    def _stopping(self) -> str:
+        return self._refusal.message if self._refusal else ""
 
     def check(self) -> None:
         """Raises AssertionError where the books do not close."""
@@ -352,17 +373,12 @@ class Pool:
     def _ended(self, sandbox: Sandbox, ending: SandboxdError) -> None:
         self._leases.drop(sandbox.id)
         self._requests.forget_ended(self._is_leased, sandbox.request_id)
-        self._remember(sandbox.id, ending)
+        self._endings.remember(sandbox.id, ending)
         if ending.reason != SandboxNotFound.reason:
             self._journal.ended(Ending(sandbox.id, ending.reason, ending.message, ending.metadata))
 
     def _is_leased(self, sandbox_id: str) -> bool:
         return self._leases.expiry(sandbox_id) is not None
-
-    def _remember(self, sandbox_id: str, ending: SandboxdError) -> None:
-        self._endings[sandbox_id] = ending
-        if len(self._endings) > REMEMBERED_ENDINGS:
-            self._endings.popitem(last=False)
 
     async def _expire_leases(self) -> None:
         """Sleeps until the next lease ends, or until a lease that ends sooner is granted."""
@@ -382,8 +398,3 @@ class Pool:
             await nudged
         else:
             await first_of(nudged, self._clock.sleep(deadline - self._clock.now()))
-
-
-def _again(error: SandboxdError) -> SandboxdError:
-    """The same for one more caller: an exception carries the traceback of who raised it."""
-    return type(error)(error.message, retry_after=error.retry_after, metadata=error.metadata)

@@ -59,6 +59,10 @@ class Pools:
         """All that may have sandboxes."""
         return [*self.by_name.values(), *self._removed.values()]
 
+    def sandbox_ids(self) -> set[str]:
+        """The sandboxes of all of them, in any state."""
+        return {sandbox.id for pool in self.every() for sandbox in pool.sandboxes()}
+
     @property
     def idle(self) -> bool:
         """True when nobody holds a sandbox."""

@@ -44,6 +44,8 @@ class Regulator:
         self.sizing = Sizing(*_warm(regulation, bounds))
         self._share = self.slots.share(wake)
         self.starts = StartTimes()
+        self.held = False
+        """Nothing is to be started: the backend is not there."""
 
     def rebound(self, regulation: Regulation, bounds: Bounds) -> None:
         """Other settings hold from now on; its slots, and what was measured and announced, it keeps."""
@@ -60,7 +62,7 @@ class Regulator:
         """What to do now, and when to ask again at the latest; None: when something happens."""
         ledger.bounds.warm_target = min(self.sizing.target(now), ledger.bounds.size_limit)
         may = self.bucket.available(now)
-        room = self._room(ledger, prepared=starter.is_prepared)
+        room = 0 if self.held else self._room(ledger, prepared=starter.is_prepared)
         plan = ledger.plan(may_fill=self.health.may_fill(now), room=room if may is None else min(room, may))
         self.bucket.take(now, len(plan.start) + len(plan.resume))
         if starter.is_prepared:

@@ -22,7 +22,12 @@ from sandboxd.config import ConfigError
 from sandboxd.types import PoolState, PoolStats
 
 COUNTS = ("WARM", "STARTING", "ACTIVE", "WAITING", "DELETING", "START", "PER S", "NEXT", "OLDEST")
-COLOURS = {PoolState.OK: "green", PoolState.DEGRADED: "yellow", PoolState.DRAINING: "blue"}
+COLOURS = {
+    PoolState.OK: "green",
+    PoolState.DEGRADED: "yellow",
+    PoolState.DRAINING: "blue",
+    PoolState.UNAVAILABLE: "red",
+}
 Told = dict[str, PoolStats]
 
 

@@ -239,11 +239,14 @@ class Reloaded:
 
 
 class PoolState(enum.StrEnum):
-    """How a pool fares. DEGRADED: its last start failed for good. DRAINING: it takes no new work."""
+    """How a pool fares. DEGRADED: its last start failed for good. DRAINING: it takes no new work.
+    UNAVAILABLE: its backend does not answer.
+    """
 
     OK = "OK"
     DEGRADED = "DEGRADED"
     DRAINING = "DRAINING"
+    UNAVAILABLE = "UNAVAILABLE"
 
 
 @dataclass(frozen=True, slots=True)

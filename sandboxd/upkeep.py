@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 
 from sandboxd.backend_set import BackendSet
@@ -20,6 +20,7 @@ from sandboxd.pool import Pool
 from sandboxd.pools import Pools
 from sandboxd.recovery import reclaim, recover
 from sandboxd.slots import Slots
+from sandboxd.strays import sweep
 from sandboxd.types import Reloaded
 
 logger = logging.getLogger(__name__)
@@ -41,39 +42,39 @@ class Upkeep:
     def __init__(self, config: Config, surroundings: Surroundings) -> None:
         self.config = config
         self.pools = Pools(surroundings.clock)
+        self.backends = surroundings.backends
         self._around = surroundings
         self._slots: dict[str, Slots] = {}
         self._ending = False
+        self._watched: set[str] = set()
+        self._sweeps: list[asyncio.Task[None]] = []
         self._reloading = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[Pools]:
         """Goes on where a killed daemon's pools ended, and destroys what is nobody's. All pools end with it.
 
-        Raises BackendUnavailable.
+        The backends of its settings must be open. Raises BackendUnavailable.
         """
-        backends = self._around.backends
-        for kind in sorted({settings.backend for settings in self.config.pools.values()}):
-            await backends.need(kind)
-        unclaimed = {kind: set(await backend.list_ids()) for kind, backend in backends}
+        unclaimed = {kind: set(await one.backend.list_ids()) for kind, one in self.backends}
         carried = Carried(self.config, self._around.facts)
         pools = [self._make(name, carried) for name in self.config.pools]
         for pool, (name, settings) in zip(pools, self.config.pools.items(), strict=True):
-            backend, own = backends[settings.backend], self._around.journal.pool(name)
+            backend, own = self.backends[settings.backend].backend, self._around.journal.pool(name)
             unclaimed[settings.backend] -= await recover(pool, backend, own, unclaimed[settings.backend])
         self._around.journal.keep_only(set(self.config.pools))
         async with Tasks() as self._tasks, Tasks() as reclaiming:
             clock = self._around.clock
-            tasks = [
-                reclaiming.create_task(reclaim(backends[kind], left, clock), name=f"reclaim {kind}")
-                for kind, left in unclaimed.items()
-            ]
+            self._sweeping = reclaiming
+            for kind, left in unclaimed.items():
+                self._sweep(reclaim(self.backends[kind].backend, left, clock), f"reclaim {kind}")
             try:
+                self._watch_backends()
                 await self._begin(pools)
                 yield self.pools
             finally:
                 # What is left at the end is swept by the backend's own `close`.
-                for task in tasks:
+                for task in self._sweeps:
                     task.cancel()
                 self._ending = True
                 self.pools.changes.tell()
@@ -85,16 +86,31 @@ class Upkeep:
         slots.pace.rebound(pace.floor, pace.ceiling)
         return slots
 
+    def _watch_backends(self) -> None:
+        for kind, one in self.backends:
+            if kind in self._watched:
+                continue
+            self._watched.add(kind)
+            one.availability.changes.forward(self.pools.changes.tell)
+            sweeping = sweep(one.backend, one.availability, self.pools.sandbox_ids, self._around.clock)
+            self._sweep(sweeping, f"sweep {kind}")
+
+    def _sweep(self, work: Coroutine[None, None, None], name: str) -> None:
+        self._sweeps.append(self._sweeping.create_task(work, name=name))
+
     def _make(self, name: str, carried: Carried) -> Pool:
         settings = carried.config.pools[name]
-        return Pool(
+        one = self.backends[settings.backend]
+        pool = Pool(
             name,
-            backend=self._around.backends[settings.backend],
+            backend=one.backend,
             template=settings.template(name),
             options=carried.options(name, self._slots_of(settings.backend, carried.config)),
             clock=self._around.clock,
             journal=self._around.journal.pool(name),
         )
+        pool.depend_on(one.availability)
+        return pool
 
     async def _begin(self, pools: list[Pool]) -> None:
         """Returns when all of them run."""
@@ -129,8 +145,8 @@ class Upkeep:
                 check_changeable(self.config, config)
             except ConfigError as error:
                 raise InvalidRequest(f"nothing was changed: {error}") from error
-            for kind in sorted({settings.backend for settings in config.pools.values()}):
-                await self._around.backends.need(kind)
+            await self.backends.open_for(config)
+            self._watch_backends()
             if self._ending or self.pools.draining:
                 raise Draining("the daemon is shutting down")
             told, new = self._apply(config)

@@ -19,7 +19,7 @@ PLACES = {
         f"sandboxd/{name}.py"
         for name in (
             *("client", "interaction", "patience", "remote_files", "remote_pools", "resumption"),
-            *("daemon", "service", "status"),
+            *("daemon", "health_checks", "service", "status"),
         )
     },
     "docker": {
@@ -42,7 +42,9 @@ LAYERS = [
     {"sandboxd.__main__", "sandboxd.cli"},
     {"sandboxd.commands", "sandboxd.pool_commands", "sandboxd.top", "sandboxd.bench"},
     {"sandboxd.daemon"},
+    {"sandboxd.health_checks"},
     {"sandboxd.upkeep"},
+    {"sandboxd.backend_set", "sandboxd.strays"},
     {"sandboxd.doctor"},
     {"sandboxd.pool_service"},
     {"sandboxd.service"},
@@ -52,8 +54,10 @@ LAYERS = [
     {"sandboxd.counts"},
     {"sandboxd.waiters"},
     {"sandboxd.fleet"},
-    {"sandboxd.starting", "sandboxd.sandbox", "sandboxd.regulator", "sandboxd.turns"},
+    {"sandboxd.insisting", "sandboxd.starting", "sandboxd.sandbox", "sandboxd.regulator", "sandboxd.turns"},
+    {"sandboxd.availability"},
     {"sandboxd.backends", "sandboxd.images"},
+    {"sandboxd.endings"},
     {"sandboxd.journal"},
     {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates", "sandboxd.start_times"},
     {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},

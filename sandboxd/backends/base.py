@@ -158,6 +158,10 @@ class Backend(Protocol):
         """Destroys every sandbox of this backend's instance and lets go of the host."""
         ...
 
+    async def check(self) -> None:
+        """Returns when it answers, and is then ready to make sandboxes. Raises BackendUnavailable."""
+        ...
+
     def capabilities(self) -> Capabilities:
         """What this host really enforces; known after `open`."""
         ...

@@ -76,14 +76,17 @@ class DockerBackend:
             return
         try:
             with contextlib.suppress(BackendUnavailable):
-                async with asyncio.TaskGroup() as tasks:
-                    for sandbox_id in await self.list_ids():
-                        tasks.create_task(self.destroy(sandbox_id))
+                there = await self.list_ids()
+                await asyncio.gather(*(self._try_to_destroy(sandbox_id) for sandbox_id in there))
                 await self._engine.call(self._remove_leftovers)
                 await self._images.remove_derived()
         finally:
             self._engine.close()
             shutil.rmtree(self._state_dir, ignore_errors=True)
+
+    async def check(self) -> None:
+        """See `base.Backend.check`."""
+        await self._engine.ping()
 
     def capabilities(self) -> Capabilities:
         """What the Engine really enforces."""
@@ -147,6 +150,10 @@ class DockerBackend:
                     f"container {name} could not be removed: {error.explanation}", phase=Phase.DESTROY
                 ) from error
         shutil.rmtree(self._directory(sandbox_id), ignore_errors=True)
+
+    async def _try_to_destroy(self, sandbox_id: str) -> None:
+        with contextlib.suppress(BackendUnavailable):
+            await self.destroy(sandbox_id)
 
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         """See `base.Backend.branch`; the Engine stops the container's processes while it copies."""

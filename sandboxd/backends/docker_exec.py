@@ -80,11 +80,12 @@ class ExecConnection:
             raise SandboxLost(f"sandbox {self._sandbox_id} is gone: {state}")
 
     async def wait_lost(self) -> str:
-        """Returns when the Engine reports the container's end."""
-        try:
-            return await self._engine.wait_ended(self._container)
-        except BackendUnavailable as error:
-            return error.message
+        """Returns when the Engine reports the container's end; an Engine that is away is waited for."""
+        while True:
+            try:
+                return await self._engine.wait_ended(self._container)
+            except BackendUnavailable:
+                await self._engine.answers()
 
     async def close(self) -> None:
         """Nothing is held between commands."""
@@ -268,14 +269,18 @@ class _Run:
             self._tasks += (self._kill, asyncio.create_task(self._escalate(self._kill)))
 
     async def _kill_tree(self) -> None:
-        with contextlib.suppress(SandboxLost):
+        with contextlib.suppress(SandboxLost, BackendUnavailable):
             await self._connection.kill(self._mark)
 
     async def _escalate(self, kill: asyncio.Task[None]) -> None:
         await asyncio.wait([kill])
         # What escaped holds the stream open; then only the sandbox's end is sure.
         await asyncio.sleep(KILL_PATIENCE_SECONDS)
-        await self._connection.kill_sandbox()
+        try:
+            await self._connection.kill_sandbox()
+        except BackendUnavailable:
+            # Nobody ends it now: its caller hears that, instead of waiting for an Engine that may be hung.
+            self._execution.close()
 
     async def _watch(self, timeout: float) -> None:
         await asyncio.sleep(timeout)

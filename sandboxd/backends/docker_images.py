@@ -138,7 +138,7 @@ class Images:
         try:
             async with asyncio.timeout(timeout):
                 headers = await self._engine.call(lambda api: _login(api, name))
-                async with self._engine.lines("POST", target, headers) as progress:
+                async with self._engine.lines("POST", target, headers, patient=True) as progress:
                     async for step in progress:
                         if "error" in step:
                             raise _pull_failed(name, str(step["error"]))

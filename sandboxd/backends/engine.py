@@ -31,6 +31,10 @@ THREADS = 8
 # One answer of the Engine under a storm of starts; a call that takes longer is taken for hung.
 CALL_SECONDS = 60.0
 PIECE_BYTES = 64 * 1024
+# An Engine that is only busy answers a ping sooner.
+PING_SECONDS = 8.0
+# Between two looks whether it is back.
+PING_PAUSE_SECONDS = 1.0
 # The head of a frame of a stream without a terminal: which stream, three zeros, the payload's length.
 FRAME = struct.Struct(">BxxxI")
 
@@ -54,6 +58,8 @@ class Engine:
         self._call_seconds = call_seconds
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
         self._api: Api | None = None
+        # Why it gave no answer when it was last looked at: calls then fail at once, none waits for its turn.
+        self._trouble = ""
 
     @property
     def socket_path(self) -> str:
@@ -99,7 +105,40 @@ class Engine:
         api = self._api
         if api is None:
             raise BackendUnavailable(f"the connection to the Docker Engine at {self.url} is closed")
-        return await self._in_thread(lambda: function(api))
+
+        def call() -> T:
+            if self._trouble:
+                raise BackendUnavailable(self._trouble)
+            return function(api)
+
+        return await self._in_thread(call)
+
+    async def ping(self, within: float = PING_SECONDS) -> None:
+        """Returns when it answers. Until a ping does, every `call` that has not begun fails at once.
+
+        Raises BackendUnavailable after so many seconds, or when nobody listens.
+        """
+        try:
+            async with asyncio.timeout(within), self.lines("GET", "/_ping"):
+                self._trouble = ""
+        except TimeoutError as error:
+            self._trouble = f"the Docker Engine at {self.url} gave no answer within {within:g} s"
+            raise BackendUnavailable(self._trouble) from error
+        except EngineRefused as error:
+            self._trouble = f"the Docker Engine at {self.url} is in trouble: {error}"
+            raise BackendUnavailable(self._trouble) from error
+        except BackendUnavailable as error:
+            self._trouble = error.message
+            raise
+
+    async def answers(self) -> None:
+        """Returns when it answers, however long that takes."""
+        while True:
+            try:
+                await self.ping()
+                return
+            except BackendUnavailable:
+                await asyncio.sleep(PING_PAUSE_SECONDS)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         job = self._threads.submit(function)
@@ -125,6 +164,8 @@ class Engine:
     def _check_socket(self) -> None:
         """Raises BackendUnavailable with the exact cause when nobody listens."""
         with socket.socket(socket.AF_UNIX) as probe:
+            # One that is hung takes no more connections once its queue is full.
+            probe.setblocking(False)
             try:
                 probe.connect(self.socket_path)
             except PermissionError as error:
@@ -152,41 +193,66 @@ class Engine:
 
     async def wait_ended(self, container: str) -> str:
         """Returns, when the container has ended, what became of it."""
-        try:
-            async with self.lines("POST", f"/containers/{container}/wait?condition=not-running") as answers:
-                async for _ in answers:
-                    break
-        except EngineRefused as error:
-            return str(error)
-        return await self.ended(container) or "the Docker Engine lost sight of it"
+        target = f"/containers/{container}/wait?condition=not-running"
+        while True:
+            try:
+                async with self.lines("POST", target) as answers:
+                    await anext(aiter(answers), None)
+            except EngineRefused as error:
+                return str(error)
+            # The Engine may have ended, and not the container.
+            if (end := await self.ended(container)) is not None:
+                return end
 
     async def stream(self, target: str, body: dict[str, Any] | None = None) -> EngineStream:
         """POSTs to `target` and takes the connection over for raw bytes both ways.
 
         Raises EngineRefused, and BackendUnavailable when the Engine is not there.
         """
-        stream = await self._connect()
-        try:
-            await stream.request("POST", target, body, headers={"Connection": "Upgrade", "Upgrade": "tcp"})
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        headers = {"Connection": "Upgrade", "Upgrade": "tcp"}
+        return await self._answered("POST", target, body, headers, within=self._call_seconds)
 
     @contextlib.asynccontextmanager
     async def lines(
-        self, method: str, target: str, headers: dict[str, str] | None = None
+        self, method: str, target: str, headers: dict[str, str] | None = None, *, patient: bool = False
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         """The JSON objects that an answer of the Engine is made of, one a line, as they come.
 
-        Leaving the block ends what the Engine does for it. Raises EngineRefused.
+        Leaving the block ends what the Engine does for it. Raises EngineRefused, and BackendUnavailable where
+        no answer begins; if `patient`, that may take any time.
         """
-        stream = await self._connect()
+        headers = {"Connection": "close", **(headers or {})}
+        within = None if patient else self._call_seconds
+        stream = await self._answered(method, target, None, headers, within=within)
         try:
-            await stream.request(method, target, None, headers={"Connection": "close", **(headers or {})})
             yield stream.objects()
         finally:
             stream.close()
+
+    async def _answered(
+        self,
+        method: str,
+        target: str,
+        body: dict[str, Any] | None,
+        headers: dict[str, str],
+        *,
+        within: float | None,
+    ) -> EngineStream:
+        """A connection on which the answer has begun, after so many seconds at most."""
+        try:
+            async with asyncio.timeout(within):
+                stream = await self._connect()
+                try:
+                    await stream.request(method, target, body, headers=headers)
+                except BaseException:
+                    stream.close()
+                    raise
+                return stream
+        except TimeoutError as error:
+            raise BackendUnavailable(
+                f"the Docker Engine at {self.url} gave no answer within {within:g} s; see its log"
+                " (journalctl -u docker)"
+            ) from error
 
     async def _connect(self) -> EngineStream:
         try:
@@ -253,9 +319,10 @@ class EngineStream:
 
     async def objects(self) -> AsyncIterator[dict[str, Any]]:
         """Yields each line that is a JSON object; lines between them are the sizes of HTTP's chunks."""
-        while line := await self._reader.readline():
-            if line.startswith(b"{"):
-                yield json.loads(line)
+        with contextlib.suppress(ConnectionError):
+            while line := await self._reader.readline():
+                if line.startswith(b"{"):
+                    yield json.loads(line)
 
     def close(self) -> None:
         """Drops the connection, and what was still to be sent: nobody reads it."""

@@ -30,14 +30,17 @@ class FakeScript:
     """What goes wrong, and when.
 
     `start_seconds` is how long a start takes; `first_failures` are raised by the first attempts, in order.
-    The next `destroy_failures` destructions and `prune_failures` removals of copies fail. What happens by
-    chance is for `FaultyBackend`, in front of any backend.
+    The next `destroy_failures` destructions and `prune_failures` removals of copies fail. While `trouble`
+    says why, the backend is unavailable; while it `hangs`, it gives no answer. What happens by chance is for
+    `FaultyBackend`, in front of any backend.
     """
 
     start_seconds: float = 0.0
     destroy_failures: int = 0
     prune_failures: int = 0
     first_failures: list[StartFailed] = field(default_factory=list)
+    trouble: str = ""
+    hangs: bool = False
 
 
 class FakeBackend:
@@ -62,6 +65,12 @@ class FakeBackend:
         for branch in list(self._branches):
             await self.prune(branch)
 
+    async def check(self) -> None:
+        if self.script.hangs:
+            await asyncio.get_running_loop().create_future()
+        if self.script.trouble:
+            raise BackendUnavailable(self.script.trouble)
+
     def capabilities(self) -> Capabilities:
         return Capabilities(isolation="none", notes=("commands run as plain processes of this user",))
 
@@ -71,6 +80,7 @@ class FakeBackend:
 
     async def create(self, sandbox_id: str, template: Template) -> FakeConnection:
         script = self.script
+        await self.check()
         if script.start_seconds:
             await self._clock.sleep(script.start_seconds)
         if script.first_failures:
@@ -95,6 +105,7 @@ class FakeBackend:
         return connection
 
     async def destroy(self, sandbox_id: str) -> None:
+        await self.check()
         if self.script.destroy_failures:
             self.script.destroy_failures -= 1
             raise BackendUnavailable("the script says that this destruction fails")

@@ -80,6 +80,9 @@ class FaultyBackend:
     async def close(self) -> None:
         await self.inner.close()
 
+    async def check(self) -> None:
+        await self.inner.check()
+
     def capabilities(self) -> Capabilities:
         return self.inner.capabilities()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,6 +28,26 @@ async def launch(python: str, spec: Mapping[str, object]) -> None:
     if answer != "ready":
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise BackendUnavailable(f"namespace sandboxes cannot be made here: {answer or last or 'no answer'}")
+
+
+def end_of(keeper: int) -> asyncio.Future[None]:
+    """Resolved when this process, no child of ours, has ended: nothing is left of its launcher then."""
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[None] = loop.create_future()
+    try:
+        fd = os.pidfd_open(keeper)
+    except ProcessLookupError:
+        end.set_result(None)
+        return end
+
+    def ended() -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+        if not end.done():
+            end.set_result(None)
+
+    loop.add_reader(fd, ended)
+    return end
 
 
 def _answered(argv: list[str], given: bytes) -> subprocess.CompletedProcess[bytes]:

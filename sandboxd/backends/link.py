@@ -8,6 +8,9 @@ from typing import Any
 
 from sandboxd.errors import BackendUnavailable
 
+# The launcher answers in milliseconds, after what was asked before; a copy takes as long as its files.
+ASK_SECONDS, COPY_SECONDS = 30.0, 3600.0
+
 
 class Link:
     """The control connection: requests with answers, and the losses that the launcher tells of."""
@@ -21,16 +24,25 @@ class Link:
         self.broken = ""
         self.task = asyncio.create_task(self._listen(), name="launcher link")
 
-    async def ask(self, what: str, **arguments: object) -> dict[str, Any]:
-        """Raises BackendUnavailable when the launcher is gone."""
+    async def ask(self, what: str, *, within: float = ASK_SECONDS, **arguments: object) -> dict[str, Any]:
+        """The answer. Raises BackendUnavailable when the launcher is gone, or silent for so many seconds."""
+        try:
+            async with asyncio.timeout(within):
+                return await self.order(what, **arguments)
+        except TimeoutError as error:
+            raise BackendUnavailable(
+                f"the launcher of the namespace sandboxes gave no answer to {what!r} within {within:g} s"
+            ) from error
+
+    def order(self, what: str, **arguments: object) -> asyncio.Future[dict[str, Any]]:
+        """What the launcher will answer, in the order of the orders. Raises BackendUnavailable."""
         if self.broken:
             raise BackendUnavailable(self.broken)
         self._count += 1
         answer = self._asked[self._count] = asyncio.get_running_loop().create_future()
         message = {"n": self._count, "do": what, **arguments}
         self._writer.write(json.dumps(message).encode() + b"\n")
-        result: dict[str, Any] = await answer
-        return result
+        return answer
 
     async def _listen(self) -> None:
         try:
@@ -60,6 +72,7 @@ class Link:
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(BackendUnavailable(why))
+                answer.exception()  # Nobody may wait for it.
 
     async def close(self) -> None:
         """Lets go of the launcher, which lives on."""

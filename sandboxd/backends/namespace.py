@@ -7,6 +7,7 @@ used: the start is a plain fork and exec, after which this process never forks a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -106,24 +107,6 @@ class NamespaceBackend:
             await self.keeper_ended()
             self._remove_state()
 
-    def _watch_keeper(self, pid: int) -> None:
-        """Lets the keeper's end resolve a future; it ends when nothing is left of the launcher."""
-        loop = asyncio.get_running_loop()
-        end = self._keeper_end = loop.create_future()
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            end.set_result(None)
-            return
-
-        def ended() -> None:
-            loop.remove_reader(fd)
-            os.close(fd)
-            if not end.done():
-                end.set_result(None)
-
-        loop.add_reader(fd, ended)
-
     async def keeper_ended(self) -> None:
         """Returns when a launcher that let go or died has left nothing. Raises BackendUnavailable."""
         if self._keeper_end is None:
@@ -146,6 +129,10 @@ class NamespaceBackend:
             self._state.rmdir()
         except OSError:
             return
+
+    async def check(self) -> None:
+        """See `base.Backend.check`; a launcher that died is replaced."""
+        await self._asked_again("hello")
 
     def capabilities(self) -> Capabilities:
         notes = []
@@ -215,6 +202,10 @@ class NamespaceBackend:
             await self.destroy(sandbox_id)
             raise StartFailed(error.message, phase=Phase.START) from error
         except BackendUnavailable as error:
+            # It may still be made, if the launcher was only slow.
+            link.lost.pop(sandbox_id, None)
+            with contextlib.suppress(BackendUnavailable):
+                link.order("destroy", id=sandbox_id)
             raise StartFailed(error.message, phase=Phase.CREATE) from error
         except BaseException:
             await asyncio.shield(self.destroy(sandbox_id))
@@ -340,7 +331,7 @@ class NamespaceBackend:
                 )
             self._link = link
             self._image_ids = hello["images"]
-            self._watch_keeper(hello["keeper"])
+            self._keeper_end = launching.end_of(hello["keeper"])
             self._enforced = frozenset(hello["enforced"])
             self.launcher_pid = hello["pid"]
             return link

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from sandboxd.backends import users
-from sandboxd.backends.link import Link
+from sandboxd.backends.link import COPY_SECONDS, Link
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.images.store import LAYER_LIMIT, Image, ImageError, ImageStore, Layer, check_name
 from sandboxd.types import Template
@@ -92,7 +92,7 @@ class Snapshots:
 
         When cancelled it has the copy end, and waits for that: only then can what is there be removed.
         """
-        asked = asyncio.ensure_future(self._link.ask("copy", **what))
+        asked = asyncio.ensure_future(self._link.ask("copy", within=COPY_SECONDS, **what))
         try:
             answer = await asyncio.shield(asked)
         except asyncio.CancelledError:

@@ -19,10 +19,12 @@ class PoolState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOL_STATE_OK: _ClassVar[PoolState]
     POOL_STATE_DEGRADED: _ClassVar[PoolState]
     POOL_STATE_DRAINING: _ClassVar[PoolState]
+    POOL_STATE_UNAVAILABLE: _ClassVar[PoolState]
 POOL_STATE_UNSPECIFIED: PoolState
 POOL_STATE_OK: PoolState
 POOL_STATE_DEGRADED: PoolState
 POOL_STATE_DRAINING: PoolState
+POOL_STATE_UNAVAILABLE: PoolState
 
 class Sandbox(_message.Message):
     __slots__ = ("name", "pool", "state", "create_time", "expire_time", "labels")

@@ -1,0 +1,46 @@
+"""What a backend made behind our back while it was away: a start that was given up may be finished later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sandboxd.availability import Availability
+from sandboxd.backends.base import Backend
+from sandboxd.clock import Clock
+from sandboxd.errors import BackendUnavailable
+
+logger = logging.getLogger(__name__)
+
+# A call that was given up may be worked off this long after the backend is back: then once more.
+AGAIN_SECONDS = 60.0
+
+
+async def sweep(
+    backend: Backend, availability: Availability, known: Callable[[], set[str]], clock: Clock
+) -> None:
+    """Destroys, each time that the backend comes back, the sandboxes that no pool knows. Never returns."""
+    with availability.changes.watched() as changed:
+        while True:
+            changed.clear()
+            await changed.wait()
+            if availability.error is None:
+                continue
+            await availability.back()
+            await _sweep_once(backend, known)
+            await clock.sleep(AGAIN_SECONDS)
+            await _sweep_once(backend, known)
+
+
+async def _sweep_once(backend: Backend, known: Callable[[], set[str]]) -> None:
+    try:
+        there = await backend.list_ids()
+        # Only now: what has been begun since is not in the list, and what is in the list was begun before.
+        strays = set(there) - known()
+        for sandbox_id in sorted(strays):
+            await backend.destroy(sandbox_id)
+    except BackendUnavailable as error:
+        logger.warning("the %s backend was not swept: %s", backend.name, error.message)
+        return
+    if strays:
+        logger.warning("the %s backend had %d sandboxes of nobody: destroyed", backend.name, len(strays))
