@@ -109,6 +109,10 @@ class EpisodeConfig(_Section):
     """Tokens of the whole dialogue."""
     code_seconds: Seconds = 5.0
     """One run of code in the sandbox."""
+    turn_seconds: Seconds = 120.0
+    """Sampling one turn; an episode whose turn takes longer is given up and counts for nothing."""
+    verify_seconds: Seconds = 30.0
+    """Each call of a task's own code; an episode where it takes longer counts for nothing."""
     seconds: Seconds = 120.0
     """The whole attempt; one that takes longer is given up and counts for nothing."""
 

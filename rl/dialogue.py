@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from rl.types import TokenIds
 
-BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 FENCE = "```"
 STOP_TEXTS = (f"{FENCE}\n",)
 """A turn ends right after a closed block; the opening fence never matches, since it names its language."""
 FIRST_STOP_TEXTS = (FENCE,)
-"""The first turn begins inside a block, so the first fence closes it: nothing need be sampled behind."""
+"""A first turn that begins inside a block is closed by its first fence: nothing need be sampled behind."""
 
 
 class Tokenizer(Protocol):
@@ -47,6 +46,8 @@ class PromptStyle:
     system: str
     shots: tuple[Shot, ...]
     opening: str = "```python\n"
+    languages: tuple[str, ...] = ("python", "py")
+    """What may stand behind the fence of a block that is run; nothing may stand there, too."""
 
 
 def _shot(question: str, expression: str, output: str) -> Shot:
@@ -69,11 +70,30 @@ one-step word problem, of a kind that the families do not tell) and to none of t
 class Dialogue:
     """Writes prompts and observations as token ids in the ChatML form, and reads code out of turns."""
 
-    def __init__(self, tokenizer: Tokenizer, style: PromptStyle = STYLE) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, style: PromptStyle = STYLE, *, begins_turns: bool = True
+    ) -> None:
         self.tokenizer = tokenizer
-        self._style = style
+        self._begins_turns = begins_turns
+        # A chat endpoint begins every turn by itself: nothing can be written for the model there.
+        self._style = style if begins_turns else replace(style, opening="")
+        named = "|".join(re.escape(language) for language in style.languages)
+        self._block = re.compile(rf"```(?:{named})?[ \t]*\n(.*?)```", re.DOTALL)
         self.prefix = self._prefix(style)
         """Ids of all that precedes the question; equal for every task, so it can be computed once."""
+
+    def styled(self, style: PromptStyle) -> Dialogue:
+        """The same in another style."""
+        return Dialogue(self.tokenizer, style, begins_turns=self._begins_turns)
+
+    def stops(self, *, first: bool) -> tuple[str, ...]:
+        """The texts that end a turn."""
+        return FIRST_STOP_TEXTS if first and self._style.opening.startswith(FENCE) else STOP_TEXTS
+
+    def find_code(self, text: str) -> str | None:
+        """The code of the first closed block in the style's language, or None where there is none."""
+        match = self._block.search(text)
+        return match.group(1) if match else None
 
     def prompt(self, question: str) -> TokenIds:
         """The prompt up to where the model's first turn begins, shape (tokens,).
@@ -108,9 +128,3 @@ class Dialogue:
                 parts.append(f"<|im_start|>{role}\n{turn}<|im_end|>\n")
         parts.append("<|im_start|>user\n")
         return self.tokenizer.encode("".join(parts))
-
-
-def find_code(text: str) -> str | None:
-    """The code of the first closed Python block in a turn, or None when there is none."""
-    match = BLOCK.search(text)
-    return match.group(1) if match else None

@@ -16,6 +16,14 @@ class GeneratorDead(RuntimeError):
     """The engine is gone. Every call that waits ends with this one, and no later call succeeds."""
 
 
+class GeneratorUnavailable(RuntimeError):
+    """One request failed for good while others may succeed, as with a remote endpoint."""
+
+
+class ContextTooLong(ValueError):
+    """The dialogue is longer than the generator takes."""
+
+
 class UpdateFailed(RuntimeError):
     """New weights did not reach the engine; it goes on with the version that it had."""
 
@@ -94,7 +102,10 @@ class Generator(Protocol):
     def version(self) -> int: ...
 
     async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
-        """Sample a continuation of `context_ids`. Raises GeneratorDead, ValueError (context too long)."""
+        """Sample a continuation of `context_ids`.
+
+        Raises GeneratorDead, GeneratorUnavailable, ContextTooLong.
+        """
         ...
 
     async def update_weights(self, path: Path, version: int) -> None:

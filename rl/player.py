@@ -54,7 +54,7 @@ class Player:
                 async with asyncio.timeout(self._episode_seconds):
                     episode = await self._rollout.run(task)
             except TimeoutError:
-                return Played(account, Episode(task, (), Cancelled("timeout"), StopReason.INTERRUPTED))
+                return Played(account, Episode(task, (), Cancelled("timeout"), StopReason.TIMEOUT))
             finally:
                 self.running -= 1
         if account.tokens != episode.sampled_count:

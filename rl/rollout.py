@@ -7,82 +7,86 @@ reward, a sandbox that fails is `Unscored`, and the two never mix.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 
-from rl.dialogue import FIRST_STOP_TEXTS, STOP_TEXTS, Dialogue, find_code
-from rl.generator import Generation, Generator, Sampling
+from rl.boxes import Box, ExecResult, Sandboxes
+from rl.dialogue import FENCE, Dialogue
+from rl.generator import ContextTooLong, Generation, Generator, GeneratorUnavailable, Sampling
+from rl.referee import Judge, Referee, VerifierFailed, Verify
+from rl.tasks.sandboxed import Rules
 from rl.types import Episode, Outcome, Scored, StopReason, Task, TokenIds, Truncated, Turn, Unscored
 from sandboxd.errors import InvalidRequest, PoolNotFound, SandboxdError
 
+__all__ = ["Box", "ExecResult", "Limits", "Rollout", "Sandboxes", "describe"]
 
-class ExecResult(Protocol):
-    """How one command ended. `reason` is EXITED, SIGNALED, TIMED_OUT, OOM_KILLED, …"""
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def exit_code(self) -> int | None: ...
-
-    @property
-    def stdout(self) -> bytes: ...
-
-    @property
-    def stderr(self) -> bytes: ...
-
-
-class Box(Protocol):
-    """A leased sandbox."""
-
-    async def exec(self, argv: Sequence[str], *, timeout: float, output_limit: int) -> ExecResult: ...
-
-
-class Sandboxes(Protocol):
-    """Where sandboxes come from; leaving the context releases the lease."""
-
-    def acquire(self) -> AbstractAsyncContextManager[Box]: ...
+Result = TypeVar("Result")
+RULES = Rules()
+OUTPUT_LIMIT_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one episode may use.
 
-    `turn_tokens` bounds one sampled turn and `context_tokens` the whole dialogue; `code_seconds` one run of
-    code in the sandbox; `output_chars` what of its output the model sees.
+    `turn_tokens` bounds one sampled turn and `context_tokens` the whole dialogue; `output_chars` what of a
+    run's output the model sees. In seconds: `turn_seconds` for sampling one turn; `code_seconds` for one run
+    of code, which the sandbox ends, and the model is told; `tool_slack_seconds` what a run may take on top of
+    that before the sandbox is given up; `verify_seconds` for each call of the task's own code.
     """
 
     max_turns: int = 3
     turn_tokens: int = 64
     context_tokens: int = 1024
-    code_seconds: float = 5.0
     output_chars: int = 160
+    turn_seconds: float = 120.0
+    code_seconds: float = 5.0
+    tool_slack_seconds: float = 60.0
+    verify_seconds: float = 30.0
+
+
+class OutOfTime(RuntimeError):
+    """A turn or a command outlasted its limit. `stage` is `generate` or `exec`."""
+
+    def __init__(self, stage: str, seconds: float) -> None:
+        super().__init__(f"{stage} took longer than {seconds:g} s")
+        self.stage = stage
 
 
 @dataclass(slots=True)
-class _Progress:
-    """What has happened so far in one episode."""
+class _Attempt:
+    """One episode as far as it has come."""
 
+    task: Task
+    rules: Rules
+    dialogue: Dialogue
+    lease: AsyncExitStack
     context: list[int]
     turns: list[Turn] = field(default_factory=list)
+    box: Box | None = None
     calls: int = 0
     tool_seconds: float = 0.0
+    stopped: StopReason = StopReason.INTERRUPTED
 
 
 class Rollout:
-    """Plays episodes. It keeps no state between them, so any number may run at once."""
+    """Plays episodes. It keeps no state between them, so any number may run at once.
+
+    `judge` is a `TaskSource`, or a function of task and answer when no family is judged in the sandbox.
+    """
 
     def __init__(
         self,
         generator: Generator,
         sandboxes: Sandboxes,
         dialogue: Dialogue,
-        verify: Callable[[Task, str], float],
+        judge: Judge | Verify,
         *,
         limits: Limits = Limits(),
         clock: Callable[[], float] = time.monotonic,
@@ -90,90 +94,148 @@ class Rollout:
         self._generator = generator
         self._sandboxes = sandboxes
         self._dialogue = dialogue
-        self._verify = verify
+        self._dialogues: dict[str, Dialogue] = {}
+        self._referee = Referee(judge, limits.verify_seconds)
         self._limits = limits
         self._clock = clock
 
     def prompt(self, task: Task) -> TokenIds:
         """The prompt of a task, shared by all attempts at it."""
-        return self._dialogue.prompt(task.question)
+        return self._dialogue_for(task).prompt(task.question)
 
     async def run(self, task: Task) -> Episode:
         """Play one episode. Raises GeneratorDead when the engine is gone, PoolNotFound when misconfigured."""
         started = self._clock()
-        progress = _Progress(self.prompt(task).tolist())
+        lease = AsyncExitStack()
+        attempt = _Attempt(
+            task, self._rules(task), self._dialogue_for(task), lease, self.prompt(task).tolist()
+        )
         try:
-            async with AsyncExitStack() as lease:
-                stop_reason, outcome = await self._play(task, progress, lease)
+            async with lease:
+                outcome = await self._play(attempt)
         except PoolNotFound:
             raise
         except SandboxdError as error:
-            stage = str(error.phase or "exec")
-            outcome = Unscored(error.reason, stage, error.message.partition("\n")[0])
-            stop_reason = StopReason.INTERRUPTED
+            outcome = Unscored(error.reason, str(error.phase or "exec"), _line(error.message))
+        except VerifierFailed as error:
+            outcome = Unscored("TIMEOUT" if error.timed_out else "VERIFIER", error.stage, _line(str(error)))
+        except GeneratorUnavailable as error:
+            outcome = Unscored("GENERATOR", "generate", _line(str(error)))
+        except OutOfTime as error:
+            attempt.stopped = StopReason.TIMEOUT
+            outcome = Unscored("TIMEOUT", error.stage, str(error))
         return Episode(
             task=task,
-            turns=tuple(progress.turns),
+            turns=tuple(attempt.turns),
             outcome=outcome,
-            stop_reason=stop_reason,
+            stop_reason=attempt.stopped,
             wall_seconds=self._clock() - started,
-            tool_seconds=progress.tool_seconds,
+            tool_seconds=attempt.tool_seconds,
         )
 
-    async def _play(
-        self, task: Task, progress: _Progress, lease: AsyncExitStack
-    ) -> tuple[StopReason, Outcome]:
-        box: Box | None = None
+    def _rules(self, task: Task) -> Rules:
+        family = self._referee.sandboxed(task)
+        return RULES if family is None else family.rules
+
+    def _dialogue_for(self, task: Task) -> Dialogue:
+        if self._referee.sandboxed(task) is None:
+            return self._dialogue
+        if task.family not in self._dialogues:
+            self._dialogues[task.family] = self._dialogue.styled(self._rules(task).style)
+        return self._dialogues[task.family]
+
+    async def _play(self, attempt: _Attempt) -> Outcome:
         for turns_left in reversed(range(self._limits.max_turns)):
-            room = self._limits.context_tokens - len(progress.context)
+            room = self._limits.context_tokens - len(attempt.context)
             if room < 1:
-                return _cut(StopReason.CONTEXT_OVERFLOW)
-            generation = await self._sample(progress, min(room, self._limits.turn_tokens))
-            text = self._dialogue.text(generation.ids, first=len(progress.turns) == 1)
-            code = find_code(text)
+                return await self._cut(attempt, StopReason.CONTEXT_OVERFLOW)
+            try:
+                generation = await self._sample(attempt, min(room, self._limits.turn_tokens))
+            except ContextTooLong:
+                return await self._cut(attempt, StopReason.CONTEXT_OVERFLOW)
+            text = attempt.dialogue.text(generation.ids, first=len(attempt.turns) == 1)
+            code = attempt.dialogue.find_code(text)
             if code is None and generation.finish_reason == "length":
-                return _cut(StopReason.MAX_TOKENS)
+                return await self._cut(attempt, StopReason.MAX_TOKENS)
             if code is None:
-                # The task is to use the tool: an answer that no run stands behind is a guess.
-                reward = self._verify(task, text) if progress.calls else 0.0
-                return StopReason.COMPLETED, Scored(reward)
+                return await self._answered(attempt, text)
+            if attempt.rules.answer == "code":
+                attempt.stopped = StopReason.TOOL_STOPPED
+                box = await self._box(attempt)
+                return Scored(await self._referee.judge(attempt.task, code, box))
             if not turns_left:
-                return _cut(StopReason.MAX_TURNS)
-            began = self._clock()
-            if box is None:
-                box = await lease.enter_async_context(self._sandboxes.acquire())
-            shown = await self._call(box, code)
-            progress.tool_seconds += self._clock() - began
-            progress.calls += 1
-            self._observe(progress, shown)
+                return await self._cut(attempt, StopReason.MAX_TURNS)
+            await self._call(attempt, code)
         raise AssertionError("max_turns is at least 1, so the loop has returned")
 
-    async def _sample(self, progress: _Progress, max_tokens: int) -> Generation:
-        context = np.array(progress.context, dtype=np.int32)
-        stop = STOP_TEXTS if progress.turns else FIRST_STOP_TEXTS
-        generation = await self._generator.generate(context, Sampling(max_tokens, stop=stop))
+    async def _answered(self, attempt: _Attempt, text: str) -> Outcome:
+        """The model has ended its last turn without a call that can be read."""
+        unclosed = text.count(FENCE) % 2 == 1
+        attempt.stopped = StopReason.PARSE_ERROR if unclosed else StopReason.COMPLETED
+        if not attempt.calls:
+            # The task is to use the tool: an answer that no run stands behind is a guess.
+            return Scored(0.0)
+        if self._referee.sandboxed(attempt.task) is None:
+            return Scored(await self._referee.verify(attempt.task, text))
+        answer = "" if attempt.rules.answer == "state" else text
+        return Scored(await self._referee.judge(attempt.task, answer, await self._box(attempt)))
+
+    async def _cut(self, attempt: _Attempt, reason: StopReason) -> Outcome:
+        """A dialogue that ran into a limit holds no finished answer, so there is nothing to reward but the
+        state of the sandbox, where that is the answer."""
+        attempt.stopped = reason
+        if attempt.rules.answer != "state" or not attempt.calls:
+            return Truncated(reason, 0.0)
+        return Truncated(reason, await self._referee.judge(attempt.task, "", await self._box(attempt)))
+
+    async def _sample(self, attempt: _Attempt, max_tokens: int) -> Generation:
+        context = np.array(attempt.context, dtype=np.int32)
+        sampling = Sampling(max_tokens, stop=attempt.dialogue.stops(first=not attempt.turns))
+        generation = await _within(
+            self._limits.turn_seconds, "generate", self._generator.generate(context, sampling)
+        )
         nothing = np.array([], dtype=np.int32)
-        progress.turns.append(Turn(generation.ids, generation.logprobs, generation.spans, nothing))
-        progress.context.extend(generation.ids.tolist())
+        attempt.turns.append(Turn(generation.ids, generation.logprobs, generation.spans, nothing))
+        attempt.context.extend(generation.ids.tolist())
         return generation
 
-    def _observe(self, progress: _Progress, shown: str) -> None:
-        turn = progress.turns[-1]
-        ids = self._dialogue.observation(turn.sampled_ids, shown)
-        progress.turns[-1] = replace(turn, observation_ids=ids)
-        progress.context.extend(ids.tolist())
+    async def _box(self, attempt: _Attempt) -> Box:
+        """The episode's sandbox, leased and prepared when it is first needed."""
+        if attempt.box is None:
+            attempt.box = await attempt.lease.enter_async_context(self._sandboxes.acquire())
+            await self._referee.prepare(attempt.task, attempt.box)
+        return attempt.box
 
-    async def _call(self, box: Box, code: str) -> str:
-        """Run `code` in the sandbox and return what the model is shown of it."""
+    async def _call(self, attempt: _Attempt, code: str) -> None:
+        """Runs `code` in the sandbox and puts what the model is shown of it behind its turn."""
+        began = self._clock()
+        shown = await self._run_code(await self._box(attempt), [*attempt.rules.program, code])
+        attempt.tool_seconds += self._clock() - began
+        attempt.calls += 1
+        turn = attempt.turns[-1]
+        ids = attempt.dialogue.observation(turn.sampled_ids, shown)
+        attempt.turns[-1] = replace(turn, observation_ids=ids)
+        attempt.context.extend(ids.tolist())
+
+    async def _run_code(self, box: Box, argv: list[str]) -> str:
+        limits = self._limits
+        run = box.exec(argv, timeout=limits.code_seconds, output_limit=OUTPUT_LIMIT_BYTES)
         try:
-            result = await box.exec(
-                ["python3", "-I", "-S", "-c", code],
-                timeout=self._limits.code_seconds,
-                output_limit=16384,
-            )
+            result = await _within(limits.code_seconds + limits.tool_slack_seconds, "exec", run)
         except InvalidRequest as error:  # such as a NUL byte in the code: the model's fault, so it is told
             return f"Error: {error.message}"
-        return describe(result, self._limits.output_chars)
+        return describe(result, limits.output_chars)
+
+
+async def _within(seconds: float, stage: str, call: Awaitable[Result]) -> Result:
+    """What `call` returns. Raises OutOfTime, which is nobody's verdict: a full machine is slow, too."""
+    try:
+        async with asyncio.timeout(seconds) as bound:
+            return await call
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise OutOfTime(stage, seconds) from None
 
 
 def describe(result: ExecResult, limit: int) -> str:
@@ -193,6 +255,5 @@ def _shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]} (cut)"
 
 
-def _cut(reason: StopReason) -> tuple[StopReason, Outcome]:
-    """A dialogue that ran into a limit holds no finished answer, so there is nothing to reward."""
-    return reason, Truncated(reason, 0.0)
+def _line(text: str) -> str:
+    return text.partition("\n")[0]

@@ -33,7 +33,7 @@ from rl.rollout import Limits, Rollout
 from rl.sandboxes import DaemonSandboxes
 from rl.staleness import WindowPolicy
 from rl.summary import Results, check_sandboxes, summarise
-from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family
+from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
 from rl.trainer_process import Trainer, start_trainer
 from rl.weights import Publisher, weights_directory
 from sandboxd import Client
@@ -102,9 +102,9 @@ def _write_results(directory: Path, summary: dict[str, Any]) -> None:
 
 def task_source(config: Config) -> TaskSource:
     """The families that the settings name. Raises UnknownFamily."""
-    builtin = {family.name: family for family in builtin_families()}
-    names = config.families or list(builtin)
-    return TaskSource(builtin[name] if name in builtin else load_family(name) for name in names)
+    shipped = shipped_families()
+    names = config.families or [family.name for family in builtin_families()]
+    return TaskSource(shipped[name] if name in shipped else load_family(name) for name in names)
 
 
 def find_start(config: Config, *, resume: bool) -> Start:
@@ -308,9 +308,11 @@ class Session:
             turn_tokens=config.turn_tokens,
             context_tokens=config.context_tokens,
             code_seconds=config.code_seconds,
+            turn_seconds=config.turn_seconds,
+            verify_seconds=config.verify_seconds,
         )
         dialogue = Dialogue(ChatTokenizer(engines.model_path))
-        rollout = Rollout(generator, sandboxes, dialogue, source.verify, limits=limits)
+        rollout = Rollout(generator, sandboxes, dialogue, source, limits=limits)
         return Player(
             rollout,
             generator.ledger,

@@ -72,10 +72,18 @@ class StopReason(enum.StrEnum):
     """Why the model's part of an episode ended."""
 
     COMPLETED = "completed"
+    """The model answered."""
+    TOOL_STOPPED = "tool_stopped"
+    """The model handed in its code, which ends an episode of such a task."""
+    PARSE_ERROR = "parse_error"
+    """Its last turn holds a block that is not closed, so it may be a call that cannot be read."""
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
     CONTEXT_OVERFLOW = "context_overflow"
+    TIMEOUT = "timeout"
+    """A turn, a command or the whole episode outlasted its limit."""
     INTERRUPTED = "interrupted"
+    """What the episode stands on failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +105,8 @@ class Truncated:
 class Unscored:
     """Infrastructure failed, so nothing is known about the model: never a reward, never trained.
 
-    `kind` is the sandboxd error reason (or `GENERATOR`, `VERIFIER`), `stage` the phase in which it
-    struck, `detail` one line for a person.
+    `kind` is the sandboxd error reason, or `GENERATOR`, `VERIFIER` or `TIMEOUT`; `stage` the phase in which
+    it struck; `detail` one line for a person.
     """
 
     kind: str

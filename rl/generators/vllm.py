@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl.generator import Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
+from rl.generator import ContextTooLong, Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
 from rl.generators.checks import check_weights
 from rl.generators.surroundings import (
     applied_environment,
@@ -130,7 +130,7 @@ class VllmGenerator:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if len(context_ids) + sampling.max_tokens > self._settings.max_context:
-            raise ValueError(
+            raise ContextTooLong(
                 f"{len(context_ids)} context tokens and {sampling.max_tokens} new ones do not fit into "
                 f"{self._settings.max_context}"
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rl.types import Task
 
@@ -24,7 +25,8 @@ class Family(Protocol):
     """A kind of problem. To add one, write a class like this in one file and name it to `TaskSource`.
 
     `levels` describes each level in words, easiest first; the curriculum walks along it. `make` must
-    depend on `level` and `rng` alone. `verify` is pure: the reward in [0, 1] of a final answer.
+    depend on `level` and `rng` alone. `verify` is the reward in [0, 1] of a final answer; it runs in a thread
+    of its own, so it may block. `rl.tasks.Sandboxed` is for what must be judged in the sandbox.
     """
 
     @property
@@ -36,6 +38,16 @@ class Family(Protocol):
     def make(self, level: int, rng: random.Random) -> Problem: ...
 
     def verify(self, task: Task, answer: str) -> float: ...
+
+
+@runtime_checkable
+class FixedSet(Protocol):
+    """What a family offers beside the rest when it has a fixed set of problems, to be measured whole."""
+
+    @property
+    def levels(self) -> tuple[str, ...]: ...
+
+    def problems(self, level: int) -> Sequence[Problem]: ...
 
 
 def match_number(task: Task, answer: str) -> float:

@@ -7,8 +7,11 @@ import importlib
 import random
 from collections.abc import Iterable, Sequence
 
-from rl.tasks.base import Family
+from rl.tasks.base import Family, FixedSet
+from rl.tasks.sandboxed import Sandboxed
 from rl.types import Task
+
+AnyFamily = Family | Sandboxed
 
 HELD_OUT_SHARE = 8  # one question in this many is held out
 ATTEMPTS = 400
@@ -30,8 +33,8 @@ def is_held_out(question: str) -> bool:
 class TaskSource:
     """Makes tasks of the given families. The same (family, level, seed) gives the same task, always."""
 
-    def __init__(self, families: Iterable[Family]) -> None:
-        self.families: dict[str, Family] = {}
+    def __init__(self, families: Iterable[AnyFamily]) -> None:
+        self.families: dict[str, AnyFamily] = {}
         for family in families:
             if family.name in self.families:
                 raise UnknownFamily(f"two task families are called {family.name!r}; rename one")
@@ -49,16 +52,34 @@ class TaskSource:
         """The held-out task number `seed` of a family and level."""
         return self._draw("heldout", family, level, seed)
 
+    def all_of(self, family: str) -> tuple[Task, ...]:
+        """Every problem of a family that has a fixed set of them, whichever side it is on; else none."""
+        found = self._family(family)
+        if not isinstance(found, FixedSet):
+            return ()
+        return tuple(
+            Task(f"all/{family}/{level}/{number}", family, level, problem.question, problem.answer)
+            for level in range(len(found.levels))
+            for number, problem in enumerate(found.problems(level))
+        )
+
+    def sandboxed(self, task: Task) -> Sandboxed | None:
+        """The task's family when it is judged in the sandbox."""
+        family = self.families[task.family]
+        return family if isinstance(family, Sandboxed) else None
+
     def verify(self, task: Task, answer: str) -> float:
-        """The reward in [0, 1] of a final answer; pure."""
-        return self.families[task.family].verify(task, answer)
+        """The reward in [0, 1] of a final answer, of a family that is judged outside of the sandbox."""
+        family = self.families[task.family]
+        if isinstance(family, Sandboxed):
+            raise UnknownFamily(f"task family {task.family!r} is judged in the sandbox; use a Referee")
+        return family.verify(task, answer)
 
     def _draw(self, side: str, family: str, level: int, seed: int) -> Task:
-        if family not in self.families:
-            raise UnknownFamily(f"no task family {family!r}; there are {', '.join(sorted(self.families))}")
+        made = self._family(family)
         rng = random.Random(f"{side}/{family}/{level}/{seed}")
         for _ in range(ATTEMPTS):
-            problem = self.families[family].make(level, rng)
+            problem = made.make(level, rng)
             if is_held_out(problem.question) == (side == "heldout"):
                 key = f"{side}/{family}/{level}/{seed}"
                 return Task(key, family, level, problem.question, problem.answer)
@@ -67,12 +88,17 @@ class TaskSource:
             "it has too few different questions"
         )
 
+    def _family(self, name: str) -> AnyFamily:
+        if name not in self.families:
+            raise UnknownFamily(f"no task family {name!r}; there are {', '.join(sorted(self.families))}")
+        return self.families[name]
 
-def load_family(path: str) -> Family:
+
+def load_family(path: str) -> AnyFamily:
     """Import a family named `package.module:Class` and build it."""
     module_name, _, class_name = path.partition(":")
     try:
-        family: Family = getattr(importlib.import_module(module_name), class_name)()
+        family: AnyFamily = getattr(importlib.import_module(module_name), class_name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UnknownFamily(
             f"cannot load task family {path!r} (wanted package.module:Class): {error}"

@@ -1,0 +1,231 @@
+"""Limits and stop reasons: what runs out of time is typed and never a verdict, and blocks nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rl.boxes import Box
+from rl.generator import ContextTooLong, Generation, GeneratorUnavailable, Sampling
+from rl.ledger import Ledger
+from rl.player import Player
+from rl.rollout import Limits, Rollout
+from rl.tasks import Problem, Rules, Sandboxed, TaskSource
+from rl.types import Cancelled, Episode, Scored, StopReason, Task, TokenIds, Truncated, Unscored
+from sandboxd import ExecResult
+from tests.rl.box_kit import fake_sandboxes
+from tests.rl.test_rollout import DIALOGUE, LIMITS, TASK, Recorder, Scripted, play, printed, verify
+
+CALL, ANSWER = "print(42)\n```\n", "42"
+
+
+def judged(verifier: Callable[[Task, str], float], limits: Limits = LIMITS) -> Episode:
+    rollout = Rollout(Recorder(CALL, ANSWER), Scripted(printed("42")), DIALOGUE, verifier, limits=limits)
+    return asyncio.run(rollout.run(TASK))
+
+
+class Failing(Recorder):
+    """Its second request fails."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(CALL, ANSWER)
+        self._error = error
+
+    async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
+        if self.contexts:
+            raise self._error
+        return await super().generate(context_ids, sampling)
+
+
+class Hanging(Scripted):
+    """A sandbox whose command does not come back, whatever its time limit says."""
+
+    async def exec(self, argv: Sequence[str], *, timeout: float, output_limit: int) -> ExecResult:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        ((CALL, "```python\nprint(42)"), StopReason.PARSE_ERROR),
+        (("print(42)",), StopReason.PARSE_ERROR),
+        ((CALL, "The answer: ```41```"), StopReason.COMPLETED),
+        ((CALL, "41"), StopReason.COMPLETED),
+    ],
+)
+def test_a_call_that_is_not_closed_is_told_from_an_answer(turns: Sequence[str], reason: StopReason) -> None:
+    episode = play(Recorder(*turns), Scripted(printed("42")))
+    assert (episode.stop_reason, episode.outcome) == (reason, Scored(0.0))
+
+
+def test_a_turn_beyond_its_time_is_a_timeout_and_no_verdict() -> None:
+    generator = Recorder(CALL, gate=asyncio.Event)
+    episode = play(generator, Scripted(), Limits(turn_tokens=200, context_tokens=4000, turn_seconds=0.02))
+    assert episode.outcome == Unscored("TIMEOUT", "generate", "generate took longer than 0.02 s")
+    assert (episode.stop_reason, episode.turns) == (StopReason.TIMEOUT, ())
+
+
+def test_a_sandbox_that_outlasts_the_commands_own_limit_is_given_up() -> None:
+    limits = Limits(turn_tokens=200, context_tokens=4000, code_seconds=0.01, tool_slack_seconds=0.01)
+    sandboxes = Hanging()
+    episode = play(Recorder(CALL), sandboxes, limits)
+    assert episode.outcome == Unscored("TIMEOUT", "exec", "exec took longer than 0.02 s")
+    assert episode.stop_reason is StopReason.TIMEOUT
+    assert (sandboxes.acquired, sandboxes.released) == (1, 1)
+
+
+def test_an_episode_beyond_its_time_is_cancelled_by_a_timeout() -> None:
+    async def body() -> None:
+        sandboxes = Hanging()
+        rollout = Rollout(Recorder(CALL), sandboxes, DIALOGUE, verify, limits=LIMITS)
+        played = await Player(rollout, Ledger(), concurrent=1, episode_seconds=0.05).play(TASK)
+        assert played.episode.outcome == Cancelled("timeout")
+        assert played.episode.stop_reason is StopReason.TIMEOUT
+        assert sandboxes.released == 1
+
+    asyncio.run(body())
+
+
+def test_a_verifier_beyond_its_time_leaves_the_episode_unscored() -> None:
+    let_go = threading.Event()
+
+    def hang(task: Task, answer: str) -> float:
+        let_go.wait(30)
+        return 1.0
+
+    episode = judged(hang, Limits(turn_tokens=200, context_tokens=4000, verify_seconds=0.02))
+    let_go.set()
+    assert episode.outcome == Unscored("TIMEOUT", "verify", "sums took longer than 0.02 s to verify")
+    assert episode.stop_reason is StopReason.COMPLETED, "the model had ended before"
+    assert len(episode.turns) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (ValueError("no number\nin it"), "sums: ValueError: no number"),
+        (SystemExit(3), "sums: SystemExit: 3"),
+        (StopIteration(), "sums: StopIteration: "),
+        (TimeoutError("a socket's"), "sums: TimeoutError: a socket's"),
+    ],
+)
+def test_a_verifier_that_fails_is_no_zero(error: BaseException, detail: str) -> None:
+    def broken(task: Task, answer: str) -> float:
+        raise error
+
+    episode = judged(broken)
+    assert episode.outcome == Unscored("VERIFIER", "verify", detail)
+    assert episode.reward is None
+
+
+@pytest.mark.parametrize("reward", [1.5, -1.0, float("nan")])
+def test_a_reward_outside_of_its_range_is_no_reward(reward: float) -> None:
+    outcome = judged(lambda task, answer: reward).outcome
+    assert outcome == Unscored("VERIFIER", "verify", f"sums gave {reward}; a reward lies in [0, 1]")
+
+
+def test_a_request_that_fails_for_good_leaves_the_episode_unscored() -> None:
+    episode = play(Failing(GeneratorUnavailable("503, six times")), Scripted(printed("42")))
+    assert episode.outcome == Unscored("GENERATOR", "generate", "503, six times")
+    assert episode.stop_reason is StopReason.INTERRUPTED
+
+
+def test_a_generator_that_finds_the_dialogue_too_long_cuts_it() -> None:
+    episode = play(Failing(ContextTooLong("4097 tokens")), Scripted(printed("42")))
+    assert episode.outcome == Truncated(StopReason.CONTEXT_OVERFLOW, 0.0)
+
+
+class Troubled(Sandboxed):
+    """`trouble` is what its code does in the stage of that name."""
+
+    name = "troubled"
+    levels = ("only",)
+    rules = Rules(answer="state")
+
+    def __init__(self, **trouble: Callable[[], object]) -> None:
+        self._trouble = trouble
+
+    def make(self, level: int, rng: random.Random) -> Problem:
+        return Problem(f"Do {rng.randint(1, 999)}.", "")
+
+    async def prepare(self, task: Task, box: Box) -> None:
+        self._trouble.get("prepare", lambda: None)()
+
+    async def judge(self, task: Task, answer: str, box: Box) -> float:
+        self._trouble.get("judge", lambda: None)()
+        await box.read_file("nothing-here")
+        return 1.0
+
+
+def fail() -> None:
+    raise KeyError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("family", "outcome"),
+    [
+        (Troubled(prepare=fail), Unscored("VERIFIER", "prepare", "troubled: KeyError: 'a bug'")),
+        (Troubled(judge=fail), Unscored("VERIFIER", "verify", "troubled: KeyError: 'a bug'")),
+    ],
+)
+def test_a_tasks_own_code_that_fails_in_the_sandbox_is_no_zero(
+    tmp_path: Path, family: Troubled, outcome: Unscored
+) -> None:
+    source = TaskSource([family])
+
+    async def body() -> Episode:
+        async with fake_sandboxes(tmp_path) as sandboxes:
+            rollout = Rollout(Recorder(CALL, "Done."), sandboxes, DIALOGUE, source, limits=LIMITS)
+            return await rollout.run(source.train("troubled", 0, 0))
+
+    assert asyncio.run(body()).outcome == outcome
+
+
+async def lags(stop: asyncio.Event) -> list[float]:
+    """By how many seconds the event loop was late, every 5 ms, until `stop`."""
+    loop = asyncio.get_running_loop()
+    found: list[float] = []
+    while not stop.is_set():
+        due = loop.time() + 0.005
+        timer = loop.create_future()
+        loop.call_at(due, timer.set_result, None)
+        await timer
+        found.append(loop.time() - due)
+    return found
+
+
+def test_blocking_verifiers_leave_the_event_loop_alone() -> None:
+    """64 episodes whose verifiers block for five seconds each, all at once: they end together, and the loop's
+    delay at the 99th percentile is below 50 ms. In a pool of six threads they would take most of a minute."""
+
+    def block(task: Task, answer: str) -> float:
+        threading.Event().wait(5.0)
+        return verify(task, answer)
+
+    async def body() -> tuple[list[Episode], list[float], float]:
+        stop = asyncio.Event()
+        rollouts = [
+            Rollout(Recorder(CALL, ANSWER), Scripted(printed("42")), DIALOGUE, block, limits=LIMITS)
+            for _ in range(64)
+        ]
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(lags(stop))
+            began = time.monotonic()
+            playing = [group.create_task(rollout.run(TASK)) for rollout in rollouts]
+            await asyncio.wait(playing)
+            seconds = time.monotonic() - began
+            stop.set()
+        return [job.result() for job in playing], watching.result(), seconds
+
+    episodes, late, seconds = asyncio.run(body())
+    assert [episode.outcome for episode in episodes] == [Scored(1.0)] * 64
+    assert seconds < 15.0
+    assert len(late) > 50
+    assert sorted(late)[len(late) * 99 // 100] < 0.05
