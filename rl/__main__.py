@@ -1,4 +1,4 @@
-"""The command line of the loop: `python -m rl train [CONFIG]` and `python -m rl report RUN`."""
+"""The command line of the loop: `python -m rl train [CONFIG]`, `eval --task FAMILY` and `report RUN`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
-from rl import processes
+from rl import eval_command, processes
 from rl.config import Config, load
 from rl.errors import ConfigError, RlError
 from rl.generator import GeneratorDead, UpdateFailed
 from rl.model import ModelNotFound
 from rl.progress import Progress
 from rl.report import write_report
-from rl.run import Start, find_start, run
+from rl.run import find_start, run
 from rl.tasks import UnknownFamily
 from sandboxd.errors import BackendUnavailable, PoolNotFound, SandboxdError
+
+Result = TypeVar("Result")
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -54,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--no-filter", action="store_true", help="equal shares of all tasks, none replaced")
     train.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint")
     train.add_argument("--runs-dir", type=Path, help="where runs are kept (default: runs)")
+    eval_command.add_parser(commands)
     report = commands.add_parser("report", help="write a run's report.html again")
     report.add_argument("run", type=Path, help="directory of the run")
     return top
@@ -82,7 +86,7 @@ def train(arguments: argparse.Namespace, began: float) -> int:
     with os.fdopen(os.dup(1), "w") as output:
         with Progress(config.steps, console=Console(file=output, highlight=False)) as progress:
             try:
-                asyncio.run(interruptible(config, start, progress, began))
+                asyncio.run(interruptible(run(config, start, progress, began), progress))
             except asyncio.CancelledError:
                 progress.say(f"interrupted; --resume goes on from {config.directory / 'checkpoints'}")
                 return INTERRUPTED
@@ -90,7 +94,19 @@ def train(arguments: argparse.Namespace, began: float) -> int:
     return OK
 
 
-async def interruptible(config: Config, start: Start, progress: Progress, began: float) -> None:
+def evaluate(arguments: argparse.Namespace) -> int:
+    # A copy of the descriptor: while a local engine starts, descriptor 1 is its log's.
+    with os.fdopen(os.dup(1), "w") as output, os.fdopen(os.dup(2), "w") as errors:
+        progress = Progress(1, console=Console(file=errors, highlight=False))
+        try:
+            table = asyncio.run(interruptible(eval_command.evaluate(arguments, progress), progress))
+        except asyncio.CancelledError:
+            return INTERRUPTED
+        Console(file=output, highlight=False).print(table)
+    return OK
+
+
+async def interruptible(work: Coroutine[Any, Any, Result], progress: Progress) -> Result:
     """Runs until done, or until the first SIGINT or SIGTERM cancels it; then nothing lasts over 10 s.
 
     A library's thread that cannot be cancelled (the engine's start) ends when its processes do.
@@ -111,7 +127,7 @@ async def interruptible(config: Config, start: Start, progress: Progress, began:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     try:
-        await run(config, start, progress, began)
+        return await work
     finally:
         processes.kill_descendants()
 
@@ -124,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "report":
             print(write_report(arguments.run))
             return OK
-        return train(arguments, began)
+        return evaluate(arguments) if arguments.command == "eval" else train(arguments, began)
     except USER_ERRORS as error:
         print(f"rl: {_line(error)}", file=sys.stderr)
         return USAGE

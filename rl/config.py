@@ -247,6 +247,11 @@ def _toml_line(key: str, value: Any) -> str | None:
     return None if value is None else f"{key} = {json.dumps(value)}"
 
 
+def endpoint_key() -> str | None:
+    """The key of an OpenAI-compatible endpoint, from OPENAI_API_KEY."""
+    return os.environ.get("OPENAI_API_KEY") or None
+
+
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
     """Reads a settings file (none: all defaults); `overrides` that are not None win over it.
 

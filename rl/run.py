@@ -13,7 +13,7 @@ from typing import Any
 
 from rl.buffer import GroupBuffer
 from rl.checkpoint import LoopState, newest_checkpoint, read_state, write_checkpoint
-from rl.config import Config
+from rl.config import Config, EpisodeConfig
 from rl.curriculum import Curriculum, SolveRateBands, Uniform
 from rl.dialogue import Dialogue
 from rl.errors import ConfigError, TrainerDead
@@ -26,18 +26,17 @@ from rl.metrics import MetricsLog, Row
 from rl.model import ChatTokenizer, prepare_model
 from rl.observer import Observer, Watched
 from rl.player import Player
-from rl.precision import resolve
+from rl.precision import Precision, resolve
 from rl.progress import Progress
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
-from rl.sandboxes import DaemonSandboxes
+from rl.sandboxes import DaemonSandboxes, own_daemon
 from rl.staleness import WindowPolicy
 from rl.summary import Results, check_sandboxes, summarise
 from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
 from rl.trainer_process import Trainer, start_trainer
 from rl.weights import Publisher, weights_directory
 from sandboxd import Client
-from sandboxd.child import child_daemon
 
 SAVE_SECONDS = 6.5
 """The longest that saving may take after Ctrl-C, which must end within 10 s in all."""
@@ -76,7 +75,10 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
     source = task_source(config)
     held_out = build_held_out(source, per_kind=config.heldout.per_kind, per_level=config.heldout.per_level)
     async with AsyncExitStack() as stack:
-        address = config.sandboxes.address or await _own_daemon(config, stack, progress)
+        address = config.sandboxes.address
+        if not address:
+            progress.say("starting the sandbox daemon")
+            address = await stack.enter_async_context(own_daemon(config.sandboxes, config.directory))
         control = await stack.enter_async_context(Client(address))
         before = await control.get_pool(config.sandboxes.pool)
         engines = await stack.enter_async_context(open_engines(config, start, progress))
@@ -125,17 +127,18 @@ def find_start(config: Config, *, resume: bool) -> Start:
     return Start()
 
 
-async def _own_daemon(config: Config, stack: AsyncExitStack, progress: Progress) -> str:
-    """Starts a daemon for this run alone; it ends with the run, however the run ends."""
-    progress.say("starting the sandbox daemon")
-    wanted = config.sandboxes
-    lines = [f"[pools.{wanted.pool}]", f"backend = {json.dumps(wanted.backend)}", f"warm = {wanted.warm}"]
-    lines += [f"image = {json.dumps(wanted.image)}"] if wanted.image else []
-    directory = (config.directory / "sandboxd").resolve()
-    settings = directory / "config.toml"
-    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-    await asyncio.to_thread(settings.write_text, "\n".join(lines) + "\n")
-    return await stack.enter_async_context(child_daemon(directory, config=settings))
+def engine_settings(config: Config, model_path: Path, log: Path, precision: Precision) -> VllmSettings:
+    """How the run's engine is started."""
+    return VllmSettings(
+        model=model_path.resolve(),
+        log_path=log,
+        seed=config.seed,
+        max_concurrent=config.concurrent_episodes,
+        max_context=config.episode.context_tokens,
+        kv_cache_bytes=config.generator.kv_cache_bytes,
+        compiled=config.generator.compiled,
+        precision=precision,
+    )
 
 
 @asynccontextmanager
@@ -146,16 +149,7 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
     logs = config.directory.resolve() / "logs"
     await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
     precision = resolve(config.precision)
-    settings = VllmSettings(
-        model=model_path.resolve(),
-        log_path=logs / "vllm.log",
-        seed=config.seed,
-        max_concurrent=config.concurrent_episodes,
-        max_context=config.episode.context_tokens,
-        kv_cache_bytes=config.generator.kv_cache_bytes,
-        compiled=config.generator.compiled,
-        precision=precision,
-    )
+    settings = engine_settings(config, model_path, logs / "vllm.log", precision)
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
         trainer = await stack.enter_async_context(start_trainer(logs / "trainer.log"))
@@ -174,6 +168,18 @@ class Leasing:
 
     control: Client
     client: Client
+
+
+def episode_limits(config: EpisodeConfig) -> Limits:
+    """What the settings allow one episode."""
+    return Limits(
+        max_turns=config.max_turns,
+        turn_tokens=config.turn_tokens,
+        context_tokens=config.context_tokens,
+        code_seconds=config.code_seconds,
+        turn_seconds=config.turn_seconds,
+        verify_seconds=config.verify_seconds,
+    )
 
 
 class Session:
@@ -303,14 +309,7 @@ class Session:
         self, generator: MeteredGenerator, sandboxes: DaemonSandboxes, engines: Engines, source: TaskSource
     ) -> Player:
         config = self._config.episode
-        limits = Limits(
-            max_turns=config.max_turns,
-            turn_tokens=config.turn_tokens,
-            context_tokens=config.context_tokens,
-            code_seconds=config.code_seconds,
-            turn_seconds=config.turn_seconds,
-            verify_seconds=config.verify_seconds,
-        )
+        limits = episode_limits(config)
         dialogue = Dialogue(ChatTokenizer(engines.model_path))
         rollout = Rollout(generator, sandboxes, dialogue, source, limits=limits)
         return Player(

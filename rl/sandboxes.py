@@ -1,12 +1,17 @@
-"""Leases sandboxes for rollouts from a running daemon, and remembers how long each lease took."""
+"""Leases sandboxes for rollouts from a daemon, a run's own if need be; remembers how long each lease took."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+from rl.config import SandboxesConfig
 from sandboxd import Client
+from sandboxd.child import child_daemon
 from sandboxd.client import Box
 
 
@@ -40,3 +45,16 @@ class DaemonSandboxes:
         """Seconds from asking to having, of each lease since the last call."""
         waits, self._waits = self._waits, []
         return waits
+
+
+@asynccontextmanager
+async def own_daemon(wanted: SandboxesConfig, directory: Path) -> AsyncIterator[str]:
+    """A daemon for this run alone, with its files in `directory`; ends with the run, however the run ends."""
+    lines = [f"[pools.{wanted.pool}]", f"backend = {json.dumps(wanted.backend)}", f"warm = {wanted.warm}"]
+    lines += [f"image = {json.dumps(wanted.image)}"] if wanted.image else []
+    state = (directory / "sandboxd").resolve()
+    await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True)
+    settings = state / "config.toml"
+    await asyncio.to_thread(settings.write_text, "\n".join(lines) + "\n")
+    async with child_daemon(state, config=settings) as address:
+        yield address

@@ -10,34 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
+from rl.byte_tokenizer import ByteTokenizer
 from rl.dialogue import Tokenizer
 from rl.generator import Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
 from rl.types import TokenIds, VersionSpan
+
+__all__ = ["FAKE_LOGPROB", "ByteTokenizer", "FakeGenerator", "Reply", "sums_reply"]
 
 Reply = Callable[[str, int, random.Random], str]
 """(the dialogue so far, the weight version, a seeded random state) → the model's next turn."""
 
 FAKE_LOGPROB = -0.5
-
-
-class ByteTokenizer:
-    """One token a byte, and one for each ChatML mark: small, total, and exact both ways."""
-
-    MARKS = ("<|im_start|>", "<|im_end|>")
-
-    @property
-    def end_of_turn(self) -> int:
-        return 257
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for part in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
-            ids += [256 + self.MARKS.index(part)] if part in self.MARKS else list(part.encode())
-        return ids
-
-    def decode(self, ids: Iterable[int]) -> str:
-        pieces = [self.MARKS[i - 256].encode() if i >= 256 else bytes([i]) for i in ids]
-        return b"".join(pieces).decode(errors="replace")
 
 
 class FakeGenerator:
