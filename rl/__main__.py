@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from rl import eval_command, processes
+from rl.comparison import write_comparison
 from rl.config import Config, load
 from rl.errors import ConfigError, RlError
 from rl.generator import GeneratorDead, UpdateFailed
@@ -58,8 +59,8 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint")
     train.add_argument("--runs-dir", type=Path, help="where runs are kept (default: runs)")
     eval_command.add_parser(commands)
-    report = commands.add_parser("report", help="write a run's report.html again")
-    report.add_argument("run", type=Path, help="directory of the run")
+    report = commands.add_parser("report", help="write a run's report.html again, or compare several runs")
+    report.add_argument("run", type=Path, nargs="+", help="directory of a run; several are put side by side")
     return top
 
 
@@ -138,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         if arguments.command == "report":
-            print(write_report(arguments.run))
+            runs = arguments.run
+            print(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs))
             return OK
         return evaluate(arguments) if arguments.command == "eval" else train(arguments, began)
     except USER_ERRORS as error:

@@ -59,9 +59,10 @@ def write_report(run: Path) -> Path:
     return target
 
 
-def _head(title: str, summary: Mapping[str, Any]) -> str:
+def key_figures(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What a run came to, as a person reads it: name → value."""
     before, after = _benchmark(summary, "before"), _benchmark(summary, "after")
-    figures = {
+    return {
         "held-out solve rate before": _number(before),
         "held-out solve rate after": _number(after),
         "steps": str(summary["steps"]),
@@ -75,6 +76,10 @@ def _head(title: str, summary: Mapping[str, Any]) -> str:
         ),
         "prompt tokens cached": _percent(_share(summary, "prompt_tokens_cached", "prompt_tokens")),
     }
+
+
+def _head(title: str, summary: Mapping[str, Any]) -> str:
+    figures = key_figures(summary)
     cells = "".join(f"<div><b>{value}</b>{html.escape(name)}</div>" for name, value in figures.items())
     note = "The benchmark kinds count in equal shares; held-out problems are never trained on."
     head = f'<h1>{html.escape(title)}</h1><p class="soft">seed {summary["seed"]}. {note}</p>'

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rl.comparison import write_comparison
+from rl.errors import ConfigError
 from rl.progress import Progress
 from rl.report import write_report
 from sandboxd import PoolStats
@@ -119,6 +121,33 @@ def test_pictures_without_data_are_left_out(run: Path) -> None:
     page = Page(write_report(run).read_text())
     assert "Queue" in page.text
     assert "Sandbox latency" not in page.text
+
+
+def test_runs_are_put_side_by_side(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "config.toml").write_text("seed = 4\n[episode]\nmax_turns = 3\n")
+    estimate = {"value": 0.25, "low": 0.1, "high": 0.4}
+    (other / "eval.json").write_text(json.dumps({"pass_at_k": {"all": {"5": estimate}}}))
+    text = write_comparison([run, other]).read_text()
+    page = Page(text)
+    assert (run / "comparison.html").read_text() == text
+    assert page.fetched == []
+    assert "script" not in page.tags
+    assert page.tags.count("svg") >= 2
+    for shown in (run.name, other.name, "0.83", "all, pass@5", "25.0% (10.0% to 40.0%)", "episode.max_turns"):
+        assert shown in page.text
+
+
+def test_settings_that_agree_are_not_listed(run: Path) -> None:
+    text = write_comparison([run, run]).read_text()
+    assert "Settings that differ" not in text
+    assert f"{run.name} (2)" in text
+
+
+def test_a_directory_without_results_is_named(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(ConfigError, match=f"{empty.name} holds no summary.json or eval.json"):
+        write_comparison([run, empty])
 
 
 def test_progress_says_where_the_run_stands() -> None:
