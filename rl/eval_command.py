@@ -134,7 +134,8 @@ async def evaluate(arguments: argparse.Namespace, progress: Progress) -> Table:
         ledger = Ledger()
         wanted = config.sandboxes
         rollout = Rollout(
-            Tempered(MeteredGenerator(generator, ledger), asked.temperature, asked.top_p),
+            # Within the meter, which refuses such draws in a loop that trains on them.
+            MeteredGenerator(Tempered(generator, asked.temperature, asked.top_p), ledger),
             DaemonSandboxes(client, wanted.pool, ttl=wanted.ttl_seconds, timeout=wanted.timeout_seconds),
             dialogue,
             source,

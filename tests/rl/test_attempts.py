@@ -39,7 +39,7 @@ class Refused(Policy):
 def attempt(generator: Policy, sandboxes: AddingSandboxes, samples: int = 4) -> tuple[Attempts, Ledger]:
     async def body() -> tuple[Attempts, Ledger]:
         ledger = Ledger()
-        drawn = Tempered(MeteredGenerator(generator, ledger), 0.7, 0.9)
+        drawn = MeteredGenerator(Tempered(generator, 0.7, 0.9), ledger)
         rollout = Rollout(drawn, sandboxes, Dialogue(ByteTokenizer()), SOURCE, limits=LIMITS)
         player = Player(rollout, ledger, concurrent=8, episode_seconds=10)
         return await attempt_all(player, TASKS, samples), ledger

@@ -178,7 +178,7 @@ def evaluate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 def test_eval_from_end_to_end(tmp_path: Path) -> None:
     with serving(adds_and_fails_by_turns()) as server:
-        arguments = ("--task", "sums", "--tasks", "2", "--samples", "4", "--k", "1,4")
+        arguments = ("--task", "sums", "--tasks", "2", "--samples", "4", "--k", "1,4", "--top-p", "0.9")
         done = evaluate(tmp_path, *arguments, "--endpoint", server.url, "--model", "tiny")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "eval" / "eval.json").read_text())
@@ -187,6 +187,7 @@ def test_eval_from_end_to_end(tmp_path: Path) -> None:
     assert result["pass_at_k"]["all"]["1"]["value"] == 0.5
     assert result["pass_at_k"]["all"]["4"]["value"] == 1.0
     assert result["pass_at_k"]["sums/0"]["1"]["tasks"] == 2
+    assert {request["top_p"] for request in server.requests[1:]} == {0.9}
     assert result["stop_reasons"] == {"completed": count}
     assert all(sorted(task["rewards"]) == [0.0, 0.0, 1.0, 1.0] for task in result["tasks"])
     assert "50.0%" in done.stdout
