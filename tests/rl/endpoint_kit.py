@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -58,7 +58,8 @@ def serving(reply: Callable[[Messages], Answer]) -> Iterator[Server]:
             for name, value in {**answer.headers, "Content-Length": str(len(sent))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(sent)
+            with suppress(ConnectionError):  # whoever asked may have gone
+                self.wfile.write(sent)
 
         def log_message(self, *arguments: object) -> None:
             """Says nothing."""

@@ -6,10 +6,13 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -168,12 +171,16 @@ def adds_and_fails_by_turns() -> Callable[[Messages], Answer]:
     return reply
 
 
-def evaluate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def command(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     config = tmp_path / "eval.toml"
     config.write_text('[sandboxes]\nbackend = "fake"\nwarm = 2\n[episode]\nturn_tokens = 200\n')
-    command = [sys.executable, "-m", "rl", "eval", str(config), "--runs-dir", str(tmp_path), *arguments]
+    words = [sys.executable, "-m", "rl", "eval", str(config), "--runs-dir", str(tmp_path), *arguments]
     surroundings = {k: v for k, v in os.environ.items() if k not in ("SANDBOXD_ADDRESS", "OPENAI_API_KEY")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, env=surroundings)
+    return {"args": words, "env": surroundings, "text": True}
+
+
+def evaluate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**command(tmp_path, *arguments), capture_output=True, timeout=50)
 
 
 def test_eval_from_end_to_end(tmp_path: Path) -> None:
@@ -209,3 +216,25 @@ def test_mistakes_on_the_command_line_are_one_line_each(
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_ends_an_evaluation_that_waits_for_its_endpoint(tmp_path: Path) -> None:
+    asked, let_go = threading.Event(), threading.Event()
+
+    def reply(messages: Messages) -> Answer:
+        if messages[-1]["content"] != "Hi":
+            asked.set()
+            let_go.wait(50)
+        return Answer("42")
+
+    with serving(reply) as server:
+        arguments = ("--task", "sums", "--endpoint", server.url, "--model", "tiny")
+        program = command(tmp_path, *arguments)
+        with subprocess.Popen(**program, stderr=subprocess.PIPE, start_new_session=True) as process:
+            assert asked.wait(40)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=10)
+        let_go.set()
+    assert process.returncode == 130
+    assert told.splitlines()[-1].endswith("stopping")
+    assert not (tmp_path / "eval" / "eval.json").exists()
