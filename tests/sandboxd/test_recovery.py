@@ -119,7 +119,7 @@ async def test_what_died_meanwhile_is_lost_and_what_was_released_is_gone(
         dies, released = await _acquired(client), await _acquired(client)
         await released.release()
         await full(client)
-        pid = await _pid_of(dies)
+        pid = await pid_of(dies)
         await daemon.kill()
         os.kill(pid, signal.SIGKILL)
         await daemon.start()
@@ -136,7 +136,7 @@ async def test_what_died_meanwhile_is_lost_and_what_was_released_is_gone(
             await dies.exec(["true"])
 
 
-async def _pid_of(box: Box) -> int:
+async def pid_of(box: Box) -> int:
     """Of the first process of a sandbox, by its control group: nothing inside it can kill that one."""
     mark = f"/{box.name.rpartition('/')[2]}"
     for entry in Path("/proc").iterdir():

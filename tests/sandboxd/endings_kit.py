@@ -1,0 +1,306 @@
+"""Calls that are held in one phase, and what ends them there: for the table of phases and endings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from sandboxd.bench.audit import Snapshot
+from sandboxd.v1 import sandbox_service_pb2 as pb
+from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+
+MARK = "ENDING"
+LEASE_SECONDS = 1
+HELD = "sleep 1000"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a call is about. It goes to another process."""
+
+    pool: str
+    sandbox: str = ""
+    marker: str = ""
+
+    def command(self, script: str, **fields: Any) -> pb.ExecCommandRequest:
+        """A command whose processes are found by their environment."""
+        env = [pb.EnvironmentVariable(name=MARK.encode(), value=self.marker.encode())]
+        argv = [b"sh", b"-c", script.encode()]
+        return pb.ExecCommandRequest(name=self.sandbox, argv=argv, env=env, **fields)
+
+
+def acquire(stub: Any, target: Target, timeout: float | None) -> Any:
+    request = pb.AcquireSandboxRequest(pool=f"pools/{target.pool}")
+    request.ttl.FromSeconds(LEASE_SECONDS)
+    return stub.AcquireSandbox(request, timeout=timeout)
+
+
+def gang(stub: Any, target: Target, timeout: float | None) -> Any:
+    request = pb.AcquireSandboxesRequest(pool=f"pools/{target.pool}", count=2)
+    request.ttl.FromSeconds(LEASE_SECONDS)
+    request.position_interval.FromMilliseconds(100)
+    return stub.AcquireSandboxes(request, timeout=timeout)
+
+
+def fork(stub: Any, target: Target, timeout: float | None) -> Any:
+    return stub.ForkSandbox(pb.ForkSandboxRequest(name=target.sandbox, count=2), timeout=timeout)
+
+
+def silent(stub: Any, target: Target, timeout: float | None) -> Any:
+    # A tree of two, of which one has left the group.
+    return stub.ExecCommand(target.command(f"setsid {HELD} & {HELD}; true"), timeout=timeout)
+
+
+def printing(stub: Any, target: Target, timeout: float | None) -> Any:
+    return stub.ExecCommand(target.command("exec yes"), timeout=timeout)
+
+
+def named(stub: Any, target: Target, timeout: float | None) -> Any:
+    return stub.ExecCommand(target.command(HELD, command_id="named"), timeout=timeout)
+
+
+def detached(stub: Any, target: Target, timeout: float | None) -> Any:
+    return stub.ExecCommand(target.command(HELD, command_id="kept", detached=True), timeout=timeout)
+
+
+def run(stub: Any, target: Target, timeout: float | None) -> Any:
+    return stub.RunCommand(target.command(HELD, output_limit_bytes=1000), timeout=timeout)
+
+
+def unstarted(stub: Any, target: Target, timeout: float | None) -> Any:
+    return stub.InteractCommand(_said(), timeout=timeout)
+
+
+def stdin_open(stub: Any, target: Target, timeout: float | None) -> Any:
+    start = pb.InteractCommandRequest(start=target.command("exec cat"))
+    return stub.InteractCommand(_said(start, pb.InteractCommandRequest(stdin=b"a line\n")), timeout=timeout)
+
+
+def stdin_unread(stub: Any, target: Target, timeout: float | None) -> Any:
+    start = pb.InteractCommandRequest(start=target.command(HELD))
+    more = [pb.InteractCommandRequest(stdin=bytes(1 << 18))] * 8
+    return stub.InteractCommand(_said(start, *more), timeout=timeout)
+
+
+def terminal(stub: Any, target: Target, timeout: float | None) -> Any:
+    size = pb.TerminalSize(rows=24, columns=80)
+    start = pb.InteractCommandRequest(start=target.command("stty raw; exec cat", terminal=size))
+    return stub.InteractCommand(_said(start), timeout=timeout)
+
+
+async def _said(*messages: pb.InteractCommandRequest) -> AsyncIterator[pb.InteractCommandRequest]:
+    """And nothing after it, nor an end."""
+    for message in messages:
+        yield message
+    await asyncio.get_running_loop().create_future()
+
+
+CALLS: dict[str, Callable[[Any, Target, float | None], Any]] = {
+    call.__name__: call
+    for call in (
+        acquire, gang, fork, silent, printing, named, detached, run, unstarted, stdin_open, stdin_unread,
+        terminal,
+    )
+}  # fmt: skip
+
+
+class Caller:
+    """A client of one connection with one call on it."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = pb_grpc.SandboxServiceStub(self._channel)
+        self.call: Any = None
+
+    async def __aenter__(self) -> Caller:
+        await self.answered()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def answered(self) -> None:
+        """The daemon has taken what was sent before this."""
+        await pb_grpc.PoolServiceStub(self._channel).ListPools(pb.ListPoolsRequest(), timeout=30)
+
+    def begin(self, name: str, target: Target, timeout: float | None = None) -> None:
+        """Begins the call; its messages are not read."""
+        self.call = CALLS[name](self._stub, target, timeout)
+
+    async def ended(self) -> grpc.StatusCode:
+        """How the call ended; reads what was not read before it."""
+        async with asyncio.timeout(20):
+            if isinstance(self.call, grpc.aio.UnaryStreamCall | grpc.aio.StreamStreamCall):
+                # One that was cancelled here says so by asyncio's error, as if its reader had been.
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                    async for _ in self.call:
+                        pass
+            code: grpc.StatusCode = await self.call.code()
+            return code
+
+
+class Victim:
+    """A client in a process of its own, to be killed."""
+
+    def __init__(self, address: str) -> None:
+        # Forked by a process that has imported all it needs and made no call yet.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_be_killed, args=(address, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    async def __aenter__(self) -> Victim:
+        assert await asyncio.to_thread(self._pipe.recv) == "connected"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.kill)
+        self._process.close()
+        self._pipe.close()
+
+    def begin(self, name: str, target: Target) -> None:
+        self._pipe.send((name, target, False))
+
+    async def begin_and_hear(self, name: str, target: Target) -> None:
+        """Returns when the daemon has taken the call."""
+        self._pipe.send((name, target, True))
+        assert await asyncio.to_thread(self._pipe.recv) == "answered"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _be_killed(address: str, pipe: Connection) -> None:
+    async def call() -> None:
+        async with Caller(address) as caller:
+            pipe.send("connected")
+            name, target, hear = await asyncio.to_thread(pipe.recv)
+            caller.begin(name, target)
+            if hear:
+                await caller.answered()
+                pipe.send("answered")
+            await asyncio.get_running_loop().create_future()
+
+    asyncio.run(call())
+
+
+class Relay:
+    """Stands between a client and the daemon: passes on bytes, holds replies back, and breaks."""
+
+    def __init__(self, socket: Path, target: str) -> None:
+        self.address = f"unix:{socket}"
+        self._socket, self._target = socket, target.removeprefix("unix:")
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_unix_server(self._serve, self._socket)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cut()
+        self._server.close()
+        self._flowing.set()
+        async with asyncio.timeout(10):
+            while self._writers:
+                await asyncio.sleep(0.01)
+        self._socket.unlink()
+
+    def hold(self) -> None:
+        """From now on nothing of what the daemon says arrives."""
+        self._flowing.clear()
+
+    def cut(self) -> None:
+        """Breaks every connection, on both sides."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        source, target = await asyncio.open_unix_connection(self._target)
+        writers = {writer, target}
+        self._writers |= writers
+        try:
+            ways = [self._pass(reader, target, hold=False), self._pass(source, writer, hold=True)]
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        finally:
+            for each in writers:
+                each.transport.abort()
+            self._writers -= writers
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, hold: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if hold:
+                    await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+
+
+class Served:
+    """A daemon in a process of its own, for many cells of the table."""
+
+    def __init__(self, directory: Path, settings: str) -> None:
+        self.directory, self.state, self._log = directory, directory / "s", directory / "log"
+        self.before = Snapshot.take(self.state)
+        config = directory / "daemon.toml"
+        config.write_text(settings)
+        command = [sys.executable, "-m", "sandboxd", "serve", "--config", str(config)]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--state-dir", str(self.state)], stdout=subprocess.PIPE, stderr=log
+            )
+        assert self.process.stdout
+        line = self.process.stdout.readline().decode()
+        assert " serving " in line, self.log()
+        self.address = line.split(" serving ")[1].split(";")[0]
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def close(self) -> None:
+        """For whoever has not ended it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+        assert self.process.stdout
+        self.process.stdout.close()
+
+
+def marked(marker: str) -> list[int]:
+    """Processes of this host with the marker in their environment."""
+    text = f"{MARK}={marker}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and text in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def asleep(pids: Iterable[int]) -> bool:
+    """All of these processes wait for something."""
+    return all(_state(pid) == "S" for pid in pids)
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    return ""

@@ -1,0 +1,354 @@
+"""What is left when a call ends before it was answered: a table of the phases it was in and of its ends.
+
+Calls go through the door of daemons in processes of their own, one for each backend and fault that holds a
+phase open; each cell of the table has a pool, or a sandbox, of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from sandboxd import Box, Client
+from sandboxd.types import PoolStats
+
+from .endings_kit import MARK, Caller, Relay, Served, Target, Victim, asleep, marked
+from .test_process_death import gone
+from .test_recovery import pid_of
+
+pytestmark = pytest.mark.anyio
+
+# A start takes so long where it is held; the last test of each daemon sees it over.
+SLOW_SECONDS = 3
+FAULTS = ("", *(f"slow {phase} 1 {SLOW_SECONDS}" for phase in ("pull", "create", "ready")))
+# Each is tried until the phase was reached before it was over.
+DEADLINES = (0.4, 2.0, 10.0)
+BACKENDS = ("fake", "namespace")
+Count = Callable[[PoolStats], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A call in one phase. `pool` are the settings of its cells' pools, `there` tells from its counts that
+    it is in the phase; without them it is a command's, in a pool of all.
+
+    `held`: its caller, or someone else, has a sandbox of the pool before. `lasting`: what it began goes on
+    without it for a while. `frozen`: the sandbox does not run until the call has ended.
+    """
+
+    name: str
+    call: str
+    fault: str = ""
+    pool: str = ""
+    there: Count | None = None
+    held: bool = False
+    lasting: bool = False
+    frozen: bool = False
+    blind: bool = False
+    replies_held: bool = False
+    backends: tuple[str, ...] = BACKENDS
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def starting(name: str, call: str, phase: str, count: int = 1) -> Phase:
+    return Phase(
+        name,
+        call,
+        fault=f"slow {phase} 1 {SLOW_SECONDS}",
+        pool=f"warm = {int(call == 'fork')}",
+        # A pool that gave its warm one away is making another.
+        there=lambda stats: stats.starting >= count,
+        held=call == "fork",
+        lasting=True,
+    )
+
+
+def waits(stats: PoolStats) -> bool:
+    return stats.waiting == 1
+
+
+def granted(count: int) -> Count:
+    return lambda stats: stats.active == count
+
+
+NAMESPACE = ("namespace",)
+PHASES = (
+    Phase("queued", "acquire", pool="warm = 1\nsize_limit = 1", there=waits, held=True),
+    starting("pulling", "acquire", "pull"),
+    starting("creating", "acquire", "create"),
+    starting("ready-check", "acquire", "ready"),
+    Phase("setup", "acquire", pool=f'warm = 0\nsetup = ["sleep", "{SLOW_SECONDS}"]', lasting=True),
+    Phase("reply", "acquire", pool="warm = 2", there=granted(1), replies_held=True),
+    Phase("gang-queued", "gang", pool="warm = 2\nsize_limit = 2", there=waits, held=True),
+    starting("gang-creating", "gang", "create", 2),
+    Phase("gang-reply", "gang", pool="warm = 2", there=granted(2), replies_held=True),
+    starting("fork-creating", "fork", "create", 2),
+    Phase("before-start", "silent", frozen=True, blind=True, backends=NAMESPACE),
+    Phase("run-before-start", "run", frozen=True, blind=True, backends=NAMESPACE),
+    Phase("interact-before-start", "unstarted", blind=True),
+    Phase("silent", "silent"),
+    Phase("printing", "printing"),
+    Phase("named", "named"),
+    Phase("detached", "detached"),
+    Phase("run", "run"),
+    Phase("stdin-open", "stdin_open"),
+    Phase("stdin-unread", "stdin_unread"),
+    Phase("terminal", "terminal", backends=NAMESPACE),
+)
+
+
+def settings(directory: str, backend: str, fault: str) -> str:
+    lines = [f"faults = {[fault] if fault else []}", "drain_seconds = 0.2"]
+    pools = {"commands": "warm = 2"}
+    for phase in PHASES:
+        if phase.fault == fault and not is_command(phase):
+            pools.update({f"{phase}-{ending}": phase.pool for ending in (*ENDINGS, "terminated")})
+    for name, text in pools.items():
+        env = f'env = {{ {MARK} = "{directory}/{name}" }}' if "setup" in text else ""
+        lines += [f"[pools.{name}]", f'backend = "{backend}"', env, text]
+    return "\n".join(lines) + "\n"
+
+
+def is_command(phase: Phase) -> bool:
+    return not phase.pool
+
+
+class Cell:
+    """One call in one phase, and what its pool and the host had before it."""
+
+    def __init__(self, served: Served, client: Client, phase: Phase, ending: str) -> None:
+        self.served, self.phase = served, phase
+        self._client = client
+        self._pool = "commands" if is_command(phase) else f"{phase}-{ending}"
+        self._marker = f"{served.directory}/{phase}-{ending}"
+        self._box: Box | None = None
+        self.relay = Relay(served.directory / f"{phase}-{ending}.sock", served.address)
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Cell]:
+        self.before = await self._counts()
+        if self.phase.held or is_command(self.phase):
+            self._box = await self._client.acquire(self._pool, timeout=30)
+        async with self.relay:
+            async with frozen(self._box) if self.phase.frozen and self._box else contextlib.nullcontext():
+                yield self
+
+    @property
+    def target(self) -> Target:
+        return Target(self._pool, self._box.name if self._box else "", self._marker)
+
+    async def stats(self) -> PoolStats:
+        return await self._client.get_pool(self._pool)
+
+    async def _counts(self) -> tuple[int, ...]:
+        stats = await self.stats()
+        return stats.starting, stats.warm, stats.active, stats.waiting, stats.deleting
+
+    async def settled(self) -> bool:
+        """Nothing is in use or on its way."""
+        return is_settled(await self.stats())
+
+    async def there(self) -> bool:
+        if self.phase.blind:
+            return True
+        if self.phase.there is not None:
+            return self.phase.there(await self.stats())
+        pids = marked(self._marker)
+        return bool(pids) and (self.phase.name != "printing" or asleep(pids))
+
+    async def over(self) -> None:
+        """Nothing of the call is left, and all is as before."""
+        if is_command(self.phase):
+            await self._command_is_gone()
+        else:
+            await until(self._nobody_waits)
+        if self._box is not None:
+            await self._box.release()
+        if not self.phase.lasting:
+            await until(self._as_before)
+            assert marked(self._marker) == []
+
+    async def _command_is_gone(self) -> None:
+        assert self._box is not None
+        # A sandbox that did not run has heard of the call before it hears of this.
+        assert (await self._box.exec(["true"])).ok
+        if self.phase.name == "detached":
+            assert marked(self._marker)
+            assert [info.running for info in await self._box.list_commands()] == [True]
+            await self._box.command("kept").forget()
+        await until(lambda: not marked(self._marker))
+
+    async def _nobody_waits(self) -> bool:
+        stats = await self.stats()
+        return (stats.waiting, stats.active) == (0, int(self._box is not None))
+
+    async def _as_before(self) -> bool:
+        return await self._counts() == self.before
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not (held if isinstance(held := holds(), bool) else await held):
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def frozen(box: Box) -> AsyncIterator[None]:
+    """The sandbox's first process does not run."""
+    pid = await pid_of(box)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def calling(cell: Cell, timeout: float | None = None) -> AsyncIterator[Caller]:
+    async with Caller(cell.relay.address) as caller:
+        if cell.phase.replies_held:
+            cell.relay.hold()
+        caller.begin(cell.phase.call, cell.target, timeout)
+        if cell.phase.blind:
+            await caller.answered()
+        yield caller
+
+
+async def deadline(cell: Cell) -> None:
+    for seconds in DEADLINES:
+        async with calling(cell, seconds) as caller:
+            reached = False
+            async with asyncio.timeout(30):
+                while not (reached or caller.call.done()):
+                    await asyncio.sleep(0.01)
+                    reached = await cell.there()
+            assert await caller.ended() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if reached:
+            return
+    raise AssertionError(f"{cell.phase} was never reached")
+
+
+async def cancelled(cell: Cell) -> None:
+    async with calling(cell) as caller:
+        await until(cell.there)
+        assert not caller.call.done()
+        caller.call.cancel()
+        assert await caller.ended() is grpc.StatusCode.CANCELLED
+
+
+async def broken(cell: Cell) -> None:
+    async with calling(cell) as caller:
+        await until(cell.there)
+        assert not caller.call.done()
+        cell.relay.cut()
+        assert await caller.ended() is grpc.StatusCode.UNAVAILABLE
+
+
+async def killed(cell: Cell) -> None:
+    address = cell.relay.address if cell.phase.replies_held else cell.served.address
+    async with Victim(address) as victim:
+        if cell.phase.replies_held:
+            cell.relay.hold()
+        if cell.phase.blind:
+            await victim.begin_and_hear(cell.phase.call, cell.target)
+        else:
+            victim.begin(cell.phase.call, cell.target)
+        await until(cell.there)
+        victim.kill()
+
+
+ENDINGS = {ending.__name__: ending for ending in (deadline, cancelled, broken, killed)}
+CELLS = [
+    pytest.param(backend, fault, phase, ending, id=f"{backend}-{phase or fault}-{ending}")
+    for backend in BACKENDS
+    for fault in FAULTS
+    for phase, ending in (*((phase, ending) for phase in PHASES for ending in ENDINGS), (None, "terminated"))
+    if phase is None or (phase.fault == fault and backend in phase.backends)
+]
+
+
+class Daemons:
+    """One for each backend and fault, started when it is first asked for."""
+
+    def __init__(self, directories: Callable[[str], Path]) -> None:
+        self._directories = directories
+        self._served: dict[tuple[str, str], Served] = {}
+
+    def of(self, backend: str, fault: str) -> Served:
+        if (backend, fault) not in self._served:
+            directory = self._directories("e")
+            self._served[backend, fault] = Served(directory, settings(str(directory), backend, fault))
+        return self._served[backend, fault]
+
+    def close(self) -> None:
+        for served in self._served.values():
+            served.close()
+
+
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    daemons = Daemons(tmp_path_factory.mktemp)
+    yield daemons
+    daemons.close()
+
+
+@pytest.mark.parametrize(("backend", "fault", "phase", "ending"), CELLS)
+async def test_nothing_is_left(
+    daemons: Daemons, backend: str, fault: str, phase: Phase | None, ending: str
+) -> None:
+    served = daemons.of(backend, fault)
+    async with Client(served.address) as client:
+        if phase is None:
+            # The last cell of each daemon.
+            phases = [phase for phase in PHASES if phase.fault == fault and backend in phase.backends]
+            await terminated(served, client, phases)
+            return
+        cell = Cell(served, client, phase, ending)
+        await until(cell.settled)
+        async with cell.open():
+            await ENDINGS[ending](cell)
+        await cell.over()
+
+
+async def terminated(served: Served, client: Client, phases: Sequence[Phase]) -> None:
+    """All that went on without its caller for a while is over; then SIGTERM with a call in every phase."""
+    await until(lambda: all_settled(client))
+    for stats in (await client.list_pools()).values():
+        assert stats.acquired_total == stats.released_total + stats.expired_total
+    async with contextlib.AsyncExitStack() as stack:
+        calls: list[tuple[Cell, Caller]] = []
+        for phase in phases:
+            cell = await stack.enter_async_context(Cell(served, client, phase, "terminated").open())
+            calls.append((cell, await stack.enter_async_context(calling(cell))))
+        for cell, _ in calls:
+            await until(cell.there)
+        served.process.terminate()
+        assert await asyncio.to_thread(served.process.wait, 30) == 0
+        for cell, _ in calls:
+            if cell.phase.replies_held:
+                cell.relay.cut()
+        codes = {str(cell.phase): await caller.ended() for cell, caller in calls}
+        assert set(codes.values()) == {grpc.StatusCode.UNAVAILABLE}, codes
+    await gone(served.state, served.before)
+    assert [pid for cell, _ in calls for pid in marked(cell.target.marker)] == []
+    assert "Traceback" not in served.log()
+
+
+async def all_settled(client: Client) -> bool:
+    return all(map(is_settled, (await client.list_pools()).values()))
+
+
+def is_settled(stats: PoolStats) -> bool:
+    counts = (stats.starting, stats.warm, stats.active, stats.waiting, stats.deleting)
+    return counts == (0, stats.warm_target, 0, 0, 0)
