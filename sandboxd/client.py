@@ -34,7 +34,7 @@ from sandboxd.replies import ExecResult, SandboxInfo
 from sandboxd.requests import AcquireOptions, CommandOptions, Word
 from sandboxd.resumption import run_command
 from sandboxd.sessions import KILL_CHILDREN, SHELL, Dialect, Session, python_dialect
-from sandboxd.status import translated
+from sandboxd.status import made_by_daemon, translated
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
@@ -45,6 +45,8 @@ RENEW_FRACTION = 1 / 3
 # Renewals that lie no further apart than this part of their time are made at once.
 RENEW_SLACK = 1 / 20
 RELEASE_TIMEOUT_SECONDS = 5.0
+# A caller whose time has passed waits no longer for what it was granted to be given back.
+LATE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 4 << 20),
@@ -125,8 +127,10 @@ class Client(RemotePools):
     async def _lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
         left = countdown(timeout)
 
-        def acquire() -> Awaitable[pb.Sandbox]:
-            return self.sandboxes.AcquireSandbox(request, timeout=left())  # type: ignore[no-any-return]
+        async def acquire() -> pb.Sandbox:
+            async with self._taken_back_when_late(request):
+                sandbox: pb.Sandbox = await self.sandboxes.AcquireSandbox(request, timeout=left())
+                return sandbox
 
         try:
             sandbox = await self.patience.call(acquire)
@@ -144,11 +148,12 @@ class Client(RemotePools):
             sandboxes.clear()
             call = self.sandboxes.AcquireSandboxes(request, timeout=left())
             try:
-                async for reply in call:
-                    if reply.HasField("acquired"):
-                        sandboxes.append(reply.acquired)
-                    elif told is not None:
-                        told(replies.queue_position(reply.waiting))
+                async with self._taken_back_when_late(request):
+                    async for reply in call:
+                        if reply.HasField("acquired"):
+                            sandboxes.append(reply.acquired)
+                        elif told is not None:
+                            told(replies.queue_position(reply.waiting))
             finally:
                 call.cancel()
 
@@ -169,6 +174,21 @@ class Client(RemotePools):
         if box.renew_at < self._next_renewal:
             self._nudge.set()
         return box
+
+    @contextlib.asynccontextmanager
+    async def _taken_back_when_late(
+        self, request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest
+    ) -> AsyncIterator[None]:
+        """Where the call's time passes here and not there, the grant may be on its way. It is given back
+        before the caller hears of it, who may ask again with the same id.
+        """
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not made_by_daemon(error):
+                withdrawal = self._tasks.create_task(self._withdraw(request), name="withdrawal")
+                await asyncio.wait([withdrawal], timeout=LATE_SECONDS)
+            raise
 
     async def _withdraw(self, request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest) -> None:
         with contextlib.suppress(SandboxdError), translated():

@@ -101,14 +101,16 @@ def _check_space(path: Path) -> None:
 def _journal(state_dir: Path) -> Iterator[JournalFile]:
     """An orderly end leaves nothing that another daemon could take over."""
     journal = JournalFile(state_dir / "journal.sqlite3")
-    try:
-        with journal.open():
-            yield journal
-    except OSError as error:
-        raise ConfigError(
-            f"the journal {journal.path} cannot be used: {error.strerror or error}; free some space or name"
-            " another place with --state-dir"
-        ) from error
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(journal.open())
+        except OSError as error:
+            raise ConfigError(
+                f"the journal {journal.path} cannot be used: {error.strerror or error}; free some space or"
+                " name another place with --state-dir"
+            ) from error
+        # Outside of it: what the daemon meets later is not the journal's fault.
+        yield journal
     journal.remove()
 
 

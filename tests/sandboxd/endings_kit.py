@@ -214,7 +214,7 @@ class Relay:
     async def __aexit__(self, *_: object) -> None:
         self.cut()
         self._server.close()
-        self._flowing.set()
+        self.go_on()
         async with asyncio.timeout(10):
             while self._writers:
                 await asyncio.sleep(0.01)
@@ -223,6 +223,10 @@ class Relay:
     def hold(self) -> None:
         """From now on nothing of what the daemon says arrives."""
         self._flowing.clear()
+
+    def go_on(self) -> None:
+        """What was held back arrives."""
+        self._flowing.set()
 
     def cut(self) -> None:
         """Breaks every connection, on both sides."""

@@ -13,11 +13,12 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from sandboxd import Box, Client
+from sandboxd import Box, Client, errors
 from sandboxd.types import PoolStats
 
 from .endings_kit import MARK, Caller, Relay, Served, Target, Victim, asleep, marked
@@ -319,6 +320,45 @@ async def test_nothing_is_left(
         async with cell.open():
             await ENDINGS[ending](cell)
         await cell.over()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("ending", ["cancelled", "deadline"])
+async def test_what_is_granted_to_a_client_that_gave_up_comes_back_at_once(
+    daemon: Callable[..., Any], tmp_path: Path, count: int, ending: str
+) -> None:
+    """Long before the lease would run out."""
+    async with (
+        daemon(pools={"p": {"backend": "fake", "warm": 2}}) as client,
+        Relay(tmp_path / "relay", client.address) as relay,
+        Client(relay.address) as other,
+    ):
+        await until(lambda: all_settled(other))
+        relay.hold()
+        timeout = 0.5 if ending == "deadline" else 60
+        leasing = asyncio.ensure_future(leased(other, count, timeout))
+        await until_stats(client, lambda stats: stats.acquired_total == count)
+        if ending == "cancelled":
+            leasing.cancel()
+        with pytest.raises(asyncio.CancelledError if ending == "cancelled" else errors.AcquireTimedOut):
+            await leasing
+        await until_stats(client, lambda stats: stats.active == 0)
+        assert (await client.get_pool("p")).released_total == count
+        relay.go_on()
+
+
+async def leased(client: Client, count: int, timeout: float) -> None:
+    if count > 1:
+        await client.acquire_gang("p", count, ttl=3600, timeout=timeout)
+    else:
+        await client.acquire("p", ttl=3600, timeout=timeout)
+
+
+async def until_stats(client: Client, holds: Count) -> None:
+    async def look() -> bool:
+        return holds(await client.get_pool("p"))
+
+    await until(look)
 
 
 async def terminated(served: Served, client: Client, phases: Sequence[Phase]) -> None:
