@@ -156,7 +156,7 @@ def _add_images(parts: Any) -> None:
 def _add_bench(parts: Any) -> None:
     bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
     shapes = bench.add_subparsers(
-        dest="shape", required=True, metavar="burst|exec|churn|bombs|fork|starts|chaos"
+        dest="shape", required=True, metavar="burst|exec|churn|soak|bombs|fork|starts|chaos"
     )
     burst = _add_shape(shapes, "burst", "N callers ask at once for a sandbox each", commands.bench_burst)
     burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
@@ -175,6 +175,11 @@ def _add_bench(parts: Any) -> None:
     churn.add_argument("--warm", type=int, default=64, metavar="N", help="sandboxes kept ready (64)")
     churn.add_argument("--seconds", type=float, default=10.0, metavar="S", help="for so long (10)")
     churn.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
+    soak = _add_shape(
+        shapes, "soak", "the same so many times: memory, descriptors and latency stay", commands.bench_soak
+    )
+    soak.add_argument("--cycles", type=int, default=100_000, metavar="N", help="in all (100000)")
+    soak.add_argument("--callers", type=int, default=16, metavar="N", help="callers at once (16)")
     bombs = _add_shape(
         shapes, "bombs", "sandboxes that fill all they may, beside others that work", commands.bench_bombs
     )

@@ -162,6 +162,21 @@ async def bench_churn(arguments: argparse.Namespace) -> int:
     )
 
 
+async def bench_soak(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench soak`: 1 when something grew, failed or was left behind."""
+    from sandboxd.bench import soak
+
+    _check_bench(arguments, "cycles", "callers")
+    _check_no_baseline(arguments)
+    options = soak.Options(
+        backend=arguments.backend,
+        image=arguments.image,
+        cycles=arguments.cycles,
+        callers=arguments.callers,
+    )
+    return await _measured(arguments, soak.run(options))
+
+
 async def bench_bombs(arguments: argparse.Namespace) -> int:
     """`sandboxd bench bombs`: 1 when a bystander failed, a sandbox was lost or something was left behind."""
     from sandboxd.bench import bombs

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from sandboxd.bench.health import asked_meanwhile
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import PoolOptions, acquire, all_at_once, noting_failures, own_daemon, run_command
 from sandboxd.client import Box, Client
@@ -46,14 +47,15 @@ async def run(options: Options) -> Result:
 
 async def _measure(client: Client, options: Options, result: Result) -> None:
     boxes: list[Box] = []
-    begin = time.perf_counter()
 
     async def caller(_: int) -> None:
         with noting_failures(result):
             await _one(client, boxes, result)
 
-    await all_at_once(range(options.count), caller)
-    result.wall = time.perf_counter() - begin
+    async with asked_meanwhile(client.address, result):
+        begin = time.perf_counter()
+        await all_at_once(range(options.count), caller)
+        result.wall = time.perf_counter() - begin
     await asyncio.sleep(options.hold_seconds)
     await all_at_once(boxes, lambda box: _second_check(box, result))
     await all_at_once(boxes, lambda box: box.release())

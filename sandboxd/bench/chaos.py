@@ -21,6 +21,7 @@ from typing import Any
 
 from sandboxd.bench import host
 from sandboxd.bench.audit import Snapshot
+from sandboxd.bench.processes import daemon_pid, launcher_pid
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import POOL, all_at_once
 from sandboxd.child import child_daemon, toml_value
@@ -121,7 +122,7 @@ class Mortal:
 
     async def kill(self) -> None:
         """And start the next one."""
-        os.kill(int((self.state / "daemon.lock").read_text()), signal.SIGKILL)
+        os.kill(daemon_pid(self.state), signal.SIGKILL)
         await self.stop()
         await self.start()
 
@@ -132,26 +133,11 @@ class Mortal:
     async def kill_launcher(self) -> None:
         """Waits for one where the last one's end is not over yet."""
         while True:
-            pid = await asyncio.to_thread(self._launcher)
+            pid = await asyncio.to_thread(launcher_pid, self.state)
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
                 return
             await asyncio.sleep(LOOK_SECONDS)
-
-    def _launcher(self) -> int | None:
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and self._is_launcher(entry):
-                    return int(entry.name)
-        return None
-
-    def _is_launcher(self, process: Path) -> bool:
-        """A child of the keeper, which holds the lock on our state directory."""
-        if (process / "comm").read_text() != "sandboxd-launch\n":
-            return False
-        parent = (process / "stat").read_text().rpartition(") ")[2].split()[1]
-        lock = self.state / "namespace" / "launcher.lock"
-        return any(fd.exists() and fd.samefile(lock) for fd in Path(f"/proc/{parent}/fd").iterdir())
 
 
 async def run(options: Options) -> Result:

@@ -66,13 +66,14 @@ async def _turn(client: Client, options: Options, result: Result) -> None:
     async def caller(_: int) -> None:
         while time.perf_counter() < end:
             with noting_failures(result):
-                await _round(client, result)
+                await cycle(client, result)
 
     await all_at_once(range(options.callers), caller)
     result.wall = time.perf_counter() - begin
 
 
-async def _round(client: Client, result: Result) -> None:
+async def cycle(client: Client, result: Result) -> None:
+    """Acquires a sandbox, runs a command and releases it, each timed."""
     times = [time.perf_counter()]
     async with acquire(client) as box:
         times.append(time.perf_counter())

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
+from sandboxd.bench.processes import Usage, daemon_pid, state_directory
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import PoolOptions, acquire, all_at_once, noting_failures, own_daemon, run_command
 from sandboxd.client import Box, Client
@@ -106,11 +106,8 @@ async def _print(size: int, result: Result, box: Box) -> None:
 
 
 def _daemon_memory(client: Client) -> int | None:
-    """Resident bytes of the daemon, by its lock file; None where that does not tell."""
+    """Resident bytes of the daemon; None where its lock file does not tell which process it is."""
     try:
-        state = Path(client.address.removeprefix("unix:")).parent
-        pid = int((state / "daemon.lock").read_text())
-        status = Path(f"/proc/{pid}/status").read_text()
+        return Usage.of(daemon_pid(state_directory(client.address))).rss_bytes
     except (OSError, ValueError):
         return None
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))

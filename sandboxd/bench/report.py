@@ -20,6 +20,7 @@ MEANING = {
     "release": "release",
     "rollout": "one scored rollout",
     "fill": "a pool filled",
+    "health": "health check meanwhile",
 }
 SHOWN = ("p50", "p90", "p99", "max")
 
@@ -60,7 +61,9 @@ def _times(result: Result) -> Table:
     table = Table("", *SHOWN, box=None)
     for name, values in result.samples.items():
         if (summary := quantiles(values)) is not None:
-            table.add_row(MEANING.get(name, name), *(f"{summary[key] * 1e3:.2f} ms" for key in SHOWN))
+            table.add_row(MEANING.get(name, name), *_milliseconds(summary))
+    if (health := result.more.get("health_s")) is not None:
+        table.add_row(MEANING["health"], *_milliseconds(health))
     return table
 
 
@@ -74,6 +77,10 @@ def _starts(starts: dict[str, Any]) -> Table:
         rounds = " ".join(f"{each:.1f}" for each in rates)
         table.add_row(name, f"{rate:.1f}", f"{rate / best:.2f}", rounds)
     return table
+
+
+def _milliseconds(summary: dict[str, float]) -> list[str]:
+    return [f"{summary[key] * 1e3:.2f} ms" for key in SHOWN]
 
 
 def _details(more: dict[str, Any]) -> list[str]:
@@ -99,9 +106,18 @@ def _details(more: dict[str, Any]) -> list[str]:
         books = ", ".join(f"{chaos[key]} {key}" for key in ("acquired", "released", "expired", "lost"))
         lines += [f"rollouts: {outcomes}", f"kills: {kills}", f"books: {books}"]
         lines.append(f"whole again after {chaos['recovery_s']:.1f} s")
+    if (soak := more.get("soak")) is not None:
+        lines += [_grown(name, each) for name, each in soak["growth"].items()]
     if (level := more.get("warm_level")) is not None and level["mean"] is not None:
         lines.append(f"warm: {level['mean']:.0f} on average, {level['least']} at least, of {level['target']}")
     return lines
+
+
+def _grown(name: str, growth: dict[str, Any]) -> str:
+    return (
+        f"{name}: {growth['first']:.6g} at first, {growth['last']:.6g} at last,"
+        f" {growth['per_1000_cycles']:+.3g} in 1,000 cycles (allowed {growth['bound']:.3g})"
+    )
 
 
 def _comparison(result: Result, baseline: Result) -> str:

@@ -155,6 +155,26 @@ def test_bench_writes_the_keys_that_stay(tmp_path: Path) -> None:
     assert set(result["ready_s"]) == set(result["exec_s"]) == {"p50", "p90", "p99", "max"}
     assert result["leaked"] == {"processes": 0, "mounts": 0, "cgroups": 0, "containers": 0, "files": 0}
     assert result["baseline"] is None
+    assert set(result["health_s"]) == {"p50", "p90", "p99", "max"}
+    assert result["health"]["failed"] == 0 < result["health"]["asked"]
+
+
+@pytest.mark.parametrize("backend", ["fake", "namespace"])
+def test_a_short_soak_finds_nothing_that_grows(tmp_path: Path, backend: str) -> None:
+    out = tmp_path / "bench.json"
+    few = ("--cycles", "240", "--callers", "4")
+    done = run("bench", "soak", "--backend", backend, *few, "--json", out, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert (result["count"], result["failed"]) == (240, 0)
+    soak = result["soak"]
+    assert [look["cycles"] for look in soak["looks"]] == list(range(4, 241, 4))
+    measured = {"daemon_rss_bytes", "daemon_fds", "daemon_threads", "p50_s", "p99_s"}
+    launcher = {"launcher_rss_bytes", "launcher_fds"} if backend == "namespace" else set()
+    assert set(soak["growth"]) == measured | launcher
+    for growth in soak["growth"].values():
+        assert set(growth) == {"per_1000_cycles", "bound", "added", "first", "last", "flat"}
+    assert not any(result["leaked"].values())
 
 
 def test_bench_starts_compares_fixed_limits_with_what_is_found_out(tmp_path: Path) -> None:

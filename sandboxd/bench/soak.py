@@ -1,0 +1,161 @@
+"""Acquire, run one command, release, a hundred thousand times: what grows meanwhile.
+
+Every so many cycles all callers stop, the pool comes to rest, and the processes are looked at: at rest they
+hold the same each time. What grows is the slope of a line through these looks, the first tenth left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sandboxd.bench.churn import cycle
+from sandboxd.bench.processes import Usage, daemon_pid, launcher_pid, state_directory
+from sandboxd.bench.result import Result, quantiles
+from sandboxd.bench.session import POOL, PoolOptions, all_at_once, noting_failures, own_daemon
+from sandboxd.client import Client
+from sandboxd.errors import BackendUnavailable
+
+LOOKS = 100
+REST_SECONDS, REST_PAUSE_SECONDS = 60.0, 0.01
+WARM_UP_PART = 10
+PER = 1000
+# Fewer cycles say nothing of a trend in latency.
+LATENCY_CYCLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`cycles` in all, by `callers` at once, on a pool that keeps `warm` sandboxes ready."""
+
+    backend: str
+    image: str | None = None
+    cycles: int = 100_000
+    callers: int = 16
+    warm: int = 16
+
+    @property
+    def every(self) -> int:
+        """Cycles between two looks."""
+        return max(self.callers, self.cycles // LOOKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much may be added in 1,000 cycles; what is less than `noise` in the whole run is no growth."""
+
+    per_1000: float
+    noise: float
+
+
+MEMORY, COUNT = Bound(64 << 10, 4 << 20), Bound(0.05, 4)
+BOUNDS = {
+    "daemon_rss_bytes": MEMORY,
+    "daemon_fds": COUNT,
+    "daemon_threads": COUNT,
+    "launcher_rss_bytes": MEMORY,
+    "launcher_fds": COUNT,
+}
+# As parts of the mean.
+LATENCY_BOUNDS = {"p50_s": Bound(0.005, 0.25), "p99_s": Bound(0.01, 0.5)}
+
+
+async def run(options: Options) -> Result:
+    """Measures on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
+    result = Result("soak", options.backend, options.cycles)
+    result.samples = {"ready": [], "acquire": [], "exec": [], "release": []}
+    pool = PoolOptions(options.backend, options.image, options.warm + options.callers, warm=options.warm)
+    looks: list[dict[str, float]] = []
+    async with own_daemon(pool, result) as client:
+        launcher = await asyncio.to_thread(launcher_pid, state_directory(client.address))
+        done = 0
+        while done < options.cycles:
+            count = min(options.every, options.cycles - done)
+            begin, had = time.perf_counter(), len(result.samples["ready"])
+            await _turn(client, count, options.callers, result)
+            result.wall += time.perf_counter() - begin
+            done += count
+            await _rest(client)
+            latency = quantiles(result.samples["ready"][had:]) or {"p50": 0.0, "p99": 0.0}
+            look = {"cycles": done, "p50_s": latency["p50"], "p99_s": latency["p99"]}
+            looks.append(look | await asyncio.to_thread(_look, state_directory(client.address), launcher))
+    growth = growth_of(looks, options)
+    result.failures += _beyond(growth)
+    result.more["soak"] = {
+        "callers": options.callers,
+        "every": options.every,
+        "growth": growth,
+        "looks": looks,
+    }
+    return result
+
+
+async def _turn(client: Client, count: int, callers: int, result: Result) -> None:
+    left = count
+
+    async def caller(_: int) -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            with noting_failures(result):
+                await cycle(client, result)
+
+    await all_at_once(range(callers), caller)
+
+
+async def _rest(client: Client) -> None:
+    deadline = time.monotonic() + REST_SECONDS
+    while True:
+        stats = await client.get_pool(POOL)
+        if not (stats.active or stats.deleting or stats.starting) and stats.warm == stats.warm_target:
+            return
+        if time.monotonic() > deadline:
+            raise BackendUnavailable(f"the pool does not come to rest within {REST_SECONDS:g} s: {stats}")
+        await asyncio.sleep(REST_PAUSE_SECONDS)
+
+
+def _look(state: Path, launcher: int | None) -> dict[str, float]:
+    found = {f"daemon_{key}": value for key, value in asdict(Usage.of(daemon_pid(state))).items()}
+    if launcher is not None:
+        usage = Usage.of(launcher)
+        found |= {"launcher_rss_bytes": usage.rss_bytes, "launcher_fds": usage.fds}
+    return found
+
+
+def growth_of(looks: list[dict[str, float]], options: Options) -> dict[str, Any]:
+    """Of each measure: the slope, its bound, and what the line adds over all the cycles that count."""
+    counted = [look for look in looks if look["cycles"] > options.cycles // WARM_UP_PART]
+    if len(counted) < 2:
+        return {}
+    cycles = [look["cycles"] for look in counted]
+    growth = {}
+    for name, bound in (BOUNDS | LATENCY_BOUNDS).items():
+        values = [look[name] for look in counted if name in look]
+        if not values:
+            continue
+        scale = statistics.mean(values) if name in LATENCY_BOUNDS else 1.0
+        slope = statistics.linear_regression(cycles, values).slope
+        added = slope * (cycles[-1] - cycles[0])
+        judged = name in BOUNDS or options.cycles >= LATENCY_CYCLES
+        growth[name] = {
+            "per_1000_cycles": slope * PER,
+            "bound": bound.per_1000 * scale,
+            "added": added,
+            "first": values[0],
+            "last": values[-1],
+            "flat": not judged or slope * PER <= bound.per_1000 * scale or added <= bound.noise * scale,
+        }
+    return growth
+
+
+def _beyond(growth: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} grows by {each['per_1000_cycles']:.3g} in 1,000 cycles, by {each['added']:.3g} in all;"
+        f" allowed are {each['bound']:.3g} in 1,000"
+        for name, each in growth.items()
+        if not each["flat"]
+    ]
