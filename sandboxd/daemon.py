@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import resource
@@ -301,6 +302,10 @@ async def serve(config: Config, control: Control, *, ready: Callable[[list[str]]
         loop.add_signal_handler(number, handler)
     try:
         async with running(config, control=control) as addresses:
+            # What stays for good need not be looked through: 20 to 40 ms each time that calls come by the
+            # hundred, in which none is answered.
+            gc.collect()
+            gc.freeze()
             ready(addresses)
             await stop.wait()
             logger.info("stopping: leases may go on for a time; a second signal ends them at once")
