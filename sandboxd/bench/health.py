@@ -51,6 +51,8 @@ def _note(heard: dict[str, Any], result: Result) -> None:
         "interval_s": INTERVAL_SECONDS,
         "asked": len(seconds) + len(failures),
         "failed": len(failures),
+        # How late the asking process was run itself: what the host adds to every answer.
+        "late_s": quantiles(heard["late"]),
     }
     result.failures += [f"health: {failure}" for failure in failures]
 
@@ -58,6 +60,7 @@ def _note(heard: dict[str, Any], result: Result) -> None:
 async def _ask(address: str) -> None:
     """Asks until standard input ends, then prints what was heard."""
     seconds: list[float] = []
+    late: list[float] = []
     failures: list[str] = []
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -84,7 +87,8 @@ async def _ask(address: str) -> None:
                 tasks.create_task(check())
                 due += INTERVAL_SECONDS
                 await asyncio.wait([over], timeout=max(0.0, due - time.monotonic()))
-    _say(json.dumps({"seconds": seconds, "failures": failures}))
+                late.append(max(0.0, time.monotonic() - due))
+    _say(json.dumps({"seconds": seconds, "late": late, "failures": failures}))
 
 
 def _say(line: str) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -308,3 +308,9 @@ def _state(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     return ""
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not (held if isinstance(held := holds(), bool) else await held):
+            await asyncio.sleep(0.01)

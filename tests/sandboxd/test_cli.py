@@ -157,6 +157,7 @@ def test_bench_writes_the_keys_that_stay(tmp_path: Path) -> None:
     assert result["baseline"] is None
     assert set(result["health_s"]) == {"p50", "p90", "p99", "max"}
     assert result["health"]["failed"] == 0 < result["health"]["asked"]
+    assert set(result["health"]["late_s"]) == set(result["health_s"])
 
 
 @pytest.mark.parametrize("backend", ["fake", "namespace"])
