@@ -115,7 +115,9 @@ def settings(directory: str, backend: str, fault: str) -> str:
             pools.update({f"{phase}-{ending}": phase.pool for ending in (*ENDINGS, "terminated")})
     for name, text in pools.items():
         env = f'env = {{ {MARK} = "{directory}/{name}" }}' if "setup" in text else ""
-        lines += [f"[pools.{name}]", f'backend = "{backend}"', env, text]
+        # A limit that is found out would go down where starts are slow.
+        limit = "start_limit = 16\nstart_limit_min = 16"
+        lines += [f"[pools.{name}]", f'backend = "{backend}"', limit, env, text]
     return "\n".join(lines) + "\n"
 
 
@@ -262,6 +264,7 @@ async def killed(cell: Cell) -> None:
         victim.kill()
 
 
+GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED)
 ENDINGS = {ending.__name__: ending for ending in (deadline, cancelled, broken, killed)}
 
 
@@ -340,7 +343,9 @@ async def terminated(served: Served, client: Client, phases: Sequence[Phase]) ->
             if cell.phase.replies_held:
                 cell.relay.cut()
         codes = {str(cell.phase): await caller.ended() for cell, caller in calls}
-        assert set(codes.values()) == {grpc.StatusCode.UNAVAILABLE}, codes
+        # Who waits hears at once that the daemon goes; who has a lease, that it was reclaimed after a time.
+        wrong = {phase: code for phase, code in codes.items() if code not in GONE}
+        assert wrong == {}
     await gone(served.state, served.before)
     assert [pid for cell, _ in calls for pid in marked(cell.target.marker)] == []
     assert "Traceback" not in served.log()
