@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sandboxd import errors
 from sandboxd.client import Box, Client
+from sandboxd.inspection_replies import SandboxFailure, SandboxReport
 from sandboxd.interaction import Interaction
 from sandboxd.remote_commands import DetachedCommand
 from sandboxd.replies import Cut, ExecResult, PrewarmPlan, SandboxInfo
@@ -43,7 +44,9 @@ __all__ = [
     "PoolStats",
     "PrewarmPlan",
     "QueuePosition",
+    "SandboxFailure",
     "SandboxInfo",
+    "SandboxReport",
     "Session",
     "SessionResult",
     "Started",

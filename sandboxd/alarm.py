@@ -8,6 +8,24 @@ from collections.abc import Callable
 from sandboxd.clock import Clock
 
 
+class Soon:
+    """Calls `ring` once in the next turn of the event loop, however often it is set until then."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._is_set = False
+
+    def set(self) -> None:
+        """Rings soon."""
+        if not self._is_set:
+            self._is_set = True
+            asyncio.get_running_loop().call_soon(self._go)
+
+    def _go(self) -> None:
+        self._is_set = False
+        self._ring()
+
+
 class Alarm:
     """Calls `ring` at a time of the clock, in a task of `tasks`. It may ring without need, never too late."""
 

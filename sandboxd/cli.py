@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from sandboxd import __version__, commands, image_commands, pool_commands
+from sandboxd import __version__, commands, image_commands, inspect_command, pool_commands
 from sandboxd.config import Config, ConfigError, load
 from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.images.store import ImageError
@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   sandboxd exec -t python -- bash
   sandboxd ls                                  leased and warm sandboxes
   sandboxd top                                 what the pools do, as they do it
+  sandboxd inspect --failures                  why sandboxes failed of late
   sandboxd pool set python --warm 64           keep more of them ready
   sandboxd prewarm python 256 --by 30          256 will be wanted in 30 s
   sandboxd image import docker:python:3.12 --name py312
@@ -95,6 +96,12 @@ def _add_listings(parts: Any) -> None:
     listing.add_argument("--pool", metavar="POOL", help="only this pool's")
     listing.add_argument("--json", action="store_true", help="one JSON object a line")
     listing.set_defaults(run=commands.list_sandboxes)
+    inspect = parts.add_parser("inspect", help="all that is known of a sandbox, or why sandboxes failed")
+    _add_address(inspect)
+    inspect.add_argument("--failures", action="store_true", help="the last failures, of all pools or of one")
+    inspect.add_argument("--json", action="store_true", help="one JSON object a line")
+    inspect.add_argument("name", nargs="?", metavar="NAME", help="the sandbox; with --failures the pool")
+    inspect.set_defaults(run=inspect_command.inspect)
     pool = parts.add_parser("pool", help="list pools, or change one")
     actions = pool.add_subparsers(dest="action", required=True, metavar="ls|set")
     pools = actions.add_parser("ls", help="list pools with their counts")

@@ -20,10 +20,11 @@ from typing import Unpack
 
 import grpc
 
-from sandboxd import replies, requests
+from sandboxd import inspection_replies, replies, requests
 from sandboxd.acquisition import Acquisition, countdown
 from sandboxd.config import default_address
 from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
+from sandboxd.inspection_replies import SandboxFailure, SandboxReport
 from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
 from sandboxd.patience import Patience
@@ -112,6 +113,18 @@ class Client(RemotePools):
         """
         request = requests.acquire_gang(pool, count, options)
         return Acquisition(lambda: self._lease_gang(request, options), _release_all)
+
+    async def inspect(self, sandbox: str) -> SandboxReport:
+        """All that is known of a sandbox in any state. Raises SandboxNotFound, LeaseExpired, SandboxLost."""
+        name = SANDBOX_PREFIX + sandbox.removeprefix(SANDBOX_PREFIX)
+        request = pb.InspectSandboxRequest(name=name)
+        return inspection_replies.report(await self.answered(self.sandboxes.InspectSandbox, request))
+
+    async def list_failures(self, pool: str | None = None) -> list[SandboxFailure]:
+        """Why sandboxes failed of late, the oldest first; of all pools when None. Raises PoolNotFound."""
+        request = pb.ListFailuresRequest(pool=POOL_PREFIX + pool if pool else "")
+        reply = await self.answered(self.sandboxes.ListFailures, request)
+        return [inspection_replies.failure(each) for each in reply.failures]
 
     async def list_sandboxes(self, pool: str | None = None) -> AsyncIterator[SandboxInfo]:
         """All sandboxes, oldest first."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from sandboxd.backends.faults import Fault
+from sandboxd.care import Care
 from sandboxd.ledger import Bounds
 from sandboxd.pacing import Pace
 from sandboxd.pool import PoolOptions
@@ -125,6 +126,14 @@ class PoolConfig(_Section):
     """How long one attempt to start may take."""
     pull_timeout_seconds: Seconds = 600.0
     """How long fetching the image may take."""
+    check_seconds: Annotated[float, Field(ge=0, le=1e7)] = 30.0
+    """A ready sandbox that has not answered for so long is asked before it is leased; 0 never asks."""
+    max_uses: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """How often one sandbox may be leased; it is reset in between, and not used again in doubt."""
+    quarantine_limit: Count = 0
+    """Failed sandboxes that are kept to be looked at."""
+    quarantine_seconds: Seconds = 600.0
+    """How long each of them is kept."""
     limits: LimitsConfig = LimitsConfig()
     retry: RetryConfig = RetryConfig()
 
@@ -140,6 +149,13 @@ class PoolConfig(_Section):
     def _above_warm(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and value < info.data.get("warm", 0):
             raise ValueError(f"must not be below warm, which is {info.data['warm']}")
+        return value
+
+    @field_validator("max_uses")
+    @classmethod
+    def _resettable(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("backend") == "docker":
+            raise ValueError("a container cannot be proven to be as new; leave it at 1, or use namespace")
         return value
 
     @field_validator("start_limit_min")
@@ -173,6 +189,7 @@ class PoolConfig(_Section):
                 start_limit=self.start_limit,
                 waiting_limit=self.waiting_limit,
                 weights=dict(weights or {}),
+                quarantine_limit=self.quarantine_limit,
             ),
             default_ttl=self.ttl_seconds,
             retry=RetryPolicy(
@@ -181,6 +198,7 @@ class PoolConfig(_Section):
                 pause=self.retry.pause_seconds,
                 pause_limit=self.retry.pause_limit_seconds,
             ),
+            care=Care(self.check_seconds, self.quarantine_seconds, self.max_uses),
             regulation=Regulation(
                 slots=slots,
                 starts_per_second=self.starts_per_second,

@@ -40,6 +40,7 @@ class Phase(enum.StrEnum):
     QUEUE = "queue"
     EXEC = "exec"
     FILE = "file"
+    RESET = "reset"
     DESTROY = "destroy"
 
 

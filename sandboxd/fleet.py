@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
-from sandboxd.alarm import Alarm
+from sandboxd.alarm import Alarm, Soon
 from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend, Connection
+from sandboxd.care import Care
 from sandboxd.changes import Changes
+from sandboxd.checkups import Checkups
 from sandboxd.clock import Clock
 from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
 from sandboxd.forking import Forks
@@ -24,28 +26,18 @@ from sandboxd.insisting import insist
 from sandboxd.journal import Journal
 from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds, Ledger
-from sandboxd.lifetime import Tasks, settle, told_later
+from sandboxd.lifetime import Tasks, settle, told_by, told_later
+from sandboxd.listener import Listener
+from sandboxd.proof import Proof
+from sandboxd.quarantine import Quarantine
 from sandboxd.regulator import Regulation, Regulator
+from sandboxd.resetting import Resets
 from sandboxd.sandbox import Sandbox
-from sandboxd.starting import RetryPolicy, Starter
+from sandboxd.starting import RetryPolicy, Starter, faults_fail_the_start
 from sandboxd.turns import Turns
 from sandboxd.types import SandboxState, Template
 
 logger = logging.getLogger(__name__)
-
-
-class Listener(Protocol):
-    """Who waits for sandboxes. All methods are synchronous: the ledger has already moved on."""
-
-    def granted(self, ticket: int, sandboxes: Sequence[Sandbox]) -> None: ...
-
-    def forked(self, sandbox: Sandbox, lease: Lease) -> None: ...
-
-    def refused(self, ticket: int, error: SandboxdError) -> None: ...
-
-    def died(self, sandbox: Sandbox, error: SandboxLost) -> None:
-        """A leased sandbox ended by itself."""
-        ...
 
 
 class Fleet:
@@ -66,6 +58,7 @@ class Fleet:
         self.availability = Availability(backend, clock)
         self.journal = journal
         self._made_from = template.digest
+        self.describe = backend.describe
         self._name = name
         self._template = template
         self._backend = backend
@@ -73,18 +66,23 @@ class Fleet:
         self._retry = retry
         self._slots: dict[str, asyncio.Future[None]] = {}
         self._alarm = Alarm(clock, self.pump)
-        self._woken = False
+        # Another pool has left slots; its own plan is finished first.
+        self._soon = Soon(self.pump)
         self._pruning: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
-    def bind(self, bounds: Bounds, regulation: Regulation, listener: Listener) -> Ledger:
+    def bind(self, bounds: Bounds, regulation: Regulation, care: Care, listener: Listener) -> Ledger:
         """Makes the ledger that this fleet carries out, and names who hears of grants."""
-        self.regulator = Regulator(self._name, regulation, bounds, self._wake)
+        self.regulator = Regulator(self._name, regulation, bounds, self._soon.set)
         slots, bucket = self.regulator.slots, self.regulator.bucket
         self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{uuid.uuid4().hex[:12]}")
         self._starter = self._new_starter()
         turns = Turns(slots, bucket, self._clock, self.ledger.fork_limit)
         self._forks = Forks(self._backend, self._retry, self._clock, turns)
+        self.quarantine = Quarantine(self.ledger, care, self._clock, self.journal, self.destroy)
+        proof = Proof(self._backend, self._template, self._starter, self._clock)
+        self._resets = Resets(self, care, proof, ready=self._is_ready, new=self._new)
+        self._checkups = Checkups(care, self._clock, self, failed=self._unhealthy)
         self._listener = listener
         return self.ledger
 
@@ -98,10 +96,13 @@ class Fleet:
         async with Tasks() as self._tasks:
             for sandbox in self.sandboxes.values():
                 self._begin_to_watch(sandbox)
+            asking = self._tasks.create_task(self._checkups.run(), name=f"checkups {self._name}")
             self.pump()
             try:
                 yield self._tasks
             finally:
+                asking.cancel()
+                self._checkups.end()
                 self._close()
 
     def _close(self) -> None:
@@ -116,6 +117,9 @@ class Fleet:
             elif sandbox.state is SandboxState.ACTIVE:
                 self.ledger.release(sandbox.id)
                 self._begin_to_destroy(sandbox)
+            elif sandbox.state is SandboxState.QUARANTINED:
+                self.ledger.release_quarantined(sandbox.id)
+                self._begin_to_destroy(sandbox)
             else:
                 self._drop_unleased(sandbox)
         self.journal.commit(self.ledger.totals)
@@ -123,10 +127,12 @@ class Fleet:
     def _template_of(self, sandbox: Sandbox) -> Template:
         return sandbox.template or sandbox.origin or self._template
 
-    def remake(self, template: Template, retry: RetryPolicy) -> None:
+    def remake(self, template: Template, retry: RetryPolicy, care: Care) -> None:
         """Starts from this template from now on; what is ready or under way from another is replaced."""
         self._template, self._retry = template, retry
         self._starter = self._new_starter()
+        self._checkups.care = self.quarantine.care = self._resets.care = care
+        self._resets.proof = Proof(self._backend, template, self._starter, self._clock)
         if template.digest != self._made_from:
             self._made_from = template.digest
             for sandbox in list(self.sandboxes.values()):
@@ -140,10 +146,14 @@ class Fleet:
         if sandbox.state is SandboxState.WARM:
             self.ledger.retire(sandbox.id)
             self._begin_to_destroy(sandbox)
+        elif sandbox.state is SandboxState.RESETTING:
+            self.ledger.reset_failed(sandbox.id, keep=False)
+            self._begin_to_destroy(sandbox)
         elif sandbox.state is SandboxState.STARTING and sandbox.id not in self.ledger.forking:
             # Counted out here: a task that is cancelled before its first step never runs.
             if sandbox.task:
                 sandbox.task.cancel()
+            sandbox.state = SandboxState.DELETING
             self.ledger.start_withdrawn(sandbox.id)
             self._slots.pop(sandbox.id, None)
             del self.sandboxes[sandbox.id]
@@ -159,6 +169,7 @@ class Fleet:
         """Carries out the ledger's plan: call after anything that may change it."""
         if self._closing.is_set():
             return
+        self._checkups.doubt_overdue()
         self.regulator.held = self.availability.error is not None
         plan, again = self.regulator.plan(self.ledger, self._clock.now(), self._starter)
         if again is not None:
@@ -166,8 +177,12 @@ class Fleet:
         for ticket, names in plan.grant:
             granted = [self.sandboxes[name] for name in names]
             for sandbox in granted:
-                sandbox.state = SandboxState.ACTIVE
+                sandbox.state, sandbox.uses = SandboxState.ACTIVE, sandbox.uses + 1
+                self._checkups.forget(sandbox)
             self._listener.granted(ticket, granted)
+        for sandbox_id in plan.evict:
+            self._begin_to_destroy(self.sandboxes[sandbox_id])
+        self._checkups.ask_for_waiters(self._tasks)
         for sandbox_id in plan.resume:
             self._slots.pop(sandbox_id).set_result(None)
         for sandbox_id in plan.start:
@@ -179,16 +194,6 @@ class Fleet:
         # Before anybody hears of it: those who wait run after this.
         self.journal.commit(self.ledger.totals)
         self.changes.tell()
-
-    def _wake(self) -> None:
-        """Another pool has left slots; its own plan is finished first."""
-        if not self._woken:
-            self._woken = True
-            asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._woken = False
-        self.pump()
 
     def _new(self, sandbox_id: str, origin: Template, made_from: str) -> Sandbox:
         return Sandbox(sandbox_id, self._clock.now(), origin=origin, made_from=made_from)
@@ -212,10 +217,9 @@ class Fleet:
             self._begin_to_destroy(sandbox)
             return
         now = self._clock.now()
-        self.regulator.started(now, now - begin)
-        sandbox.state = SandboxState.WARM
-        self._begin_to_watch(sandbox)
-        self.keep(sandbox)
+        sandbox.start_seconds = now - begin
+        self.regulator.started(now, sandbox.start_seconds)
+        self._is_ready(sandbox)
         self.ledger.start_succeeded(sandbox.id)
         self.pump()
 
@@ -238,11 +242,11 @@ class Fleet:
     ) -> None:
         begin = self._clock.now()
         try:
-            await self._start_forks(source, forks)
+            await self._forks.start_all(source.id, self._template_of(source), forks)
             if not self._closing.is_set():
                 for fork in forks:
                     self.regulator.measured(self._clock.now(), self._clock.now() - begin)
-                    fork.state = SandboxState.ACTIVE
+                    fork.state, fork.uses = SandboxState.ACTIVE, 1
                     self._begin_to_watch(fork)
                     self.ledger.forked(fork.id)
                     self._listener.forked(fork, lease)
@@ -270,34 +274,17 @@ class Fleet:
         settle(done)
         self.pump()
 
-    async def _start_forks(self, source: Sandbox, forks: list[Sandbox]) -> None:
-        with _faults_fail_the_start(f"forking {source.id}", known=SandboxdError):
-            template = await self._forks.branch(source.id, self._template_of(source), len(forks))
-            for fork in forks:
-                fork.template = template
-            connections = await self._forks.start(template, [fork.id for fork in forks])
-        for fork, connection in zip(forks, connections, strict=True):
-            fork.connection = connection
-
     def snapshot(self, sandbox: Sandbox, image: str) -> tuple[asyncio.Task[None], asyncio.Future[int]]:
         """Begins to store a sandbox's files as an image; the future has the bytes copied, or what
         `Backend.snapshot` raises.
         """
-        done: asyncio.Future[int] = told_later()
-        task = self._tasks.create_task(self._snapshot(sandbox, image, done), name=f"snapshot {sandbox.id}")
-        task.add_done_callback(lambda _: settle(done))
-        return task, done
+        return told_by(self._tasks, self._snapshot(sandbox, image), f"snapshot {sandbox.id}")
 
-    async def _snapshot(self, sandbox: Sandbox, image: str, done: asyncio.Future[int]) -> None:
+    async def _snapshot(self, sandbox: Sandbox, image: str) -> int:
         template = self._template_of(sandbox)
         try:
             with self._forks.held(template):
-                done.set_result(await self._backend.snapshot(sandbox.id, template, image))
-        except SandboxdError as error:
-            done.set_exception(error)
-        except Exception as error:
-            logger.exception("snapshot of %s", sandbox.id)
-            done.set_exception(Internal(f"{type(error).__name__}: {error}"))
+                return await self._backend.snapshot(sandbox.id, template, image)
         finally:
             self._prune_unused()
 
@@ -323,20 +310,36 @@ class Fleet:
             self.pump()
             await slot
 
-        with _faults_fail_the_start(f"starting {sandbox.id}", known=StartFailed):
-            return await self._starter.start(sandbox.id, between=between)
+        failed = partial(self.quarantine.note, sandbox.id)
+        keep = partial(self.quarantine.offered, sandbox)
+        with faults_fail_the_start(f"starting {sandbox.id}", known=StartFailed):
+            connection = await self._starter.start(sandbox.id, between=between, failed=failed, keep=keep)
+            await self._resets.look_at_new(sandbox.id, connection)
+            return connection
 
     def _start_failed(self, sandbox: Sandbox, error: StartFailed) -> None:
         self.availability.suspect()
         self._slots.pop(sandbox.id, None)
-        del self.sandboxes[sandbox.id]
+        kept = sandbox.connection is not None
         self.regulator.health.failed(self._clock.now(), error.message, error.metadata.get("log", ""))
-        for ticket in self.ledger.start_failed(sandbox.id, all_waiters=not error.retryable):
+        for ticket in self.ledger.start_failed(sandbox.id, all_waiters=not error.retryable, keep=kept):
             self._listener.refused(ticket, error)
+        if kept:
+            sandbox.task = None
+            self.quarantine.hold(sandbox, self._tasks)
+        else:
+            del self.sandboxes[sandbox.id]
+        self.pump()
+
+    def _unhealthy(self, sandbox: Sandbox, error: SandboxdError) -> None:
+        self.quarantine.take_unhealthy(sandbox, error, self._tasks)
+        self._checkups.forget(sandbox)
         self.pump()
 
     def _begin_to_watch(self, sandbox: Sandbox) -> None:
         sandbox.task = self._tasks.create_task(self._watch(sandbox), name=f"watch {sandbox.id}")
+        if sandbox.state is SandboxState.WARM:
+            self._checkups.answered(sandbox)
 
     async def _watch(self, sandbox: Sandbox) -> None:
         if sandbox.connection is None:
@@ -348,10 +351,26 @@ class Fleet:
         logger.warning("sandbox %s died while %s: %s", sandbox.id, sandbox.state.name.lower(), why)
         self.ledger.lose(sandbox.id)
         sandbox.task = None
+        error = SandboxLost(f"sandbox {sandbox.id!r} died: {why}", metadata={"sandbox": sandbox.id})
+        self.quarantine.note(sandbox.id, error)
         if leased:
-            error = SandboxLost(f"sandbox {sandbox.id!r} died: {why}", metadata={"sandbox": sandbox.id})
             self._listener.died(sandbox, error)
         self.destroy(sandbox)
+
+    def let_go(self, sandbox: Sandbox) -> None:
+        """A holder's release: it is reset for another where that is allowed and wanted, else destroyed."""
+        if self._closing.is_set() or not self._resets.may_begin(sandbox, self._made_from):
+            self.ledger.release(sandbox.id)
+            self.destroy(sandbox)
+        else:
+            self._resets.begin(sandbox, self._tasks)
+            self.pump()
+
+    def _is_ready(self, sandbox: Sandbox) -> None:
+        """STARTING or RESETTING → WARM; call `pump` once the ledger knows."""
+        sandbox.was, sandbox.state = "", SandboxState.WARM
+        self._begin_to_watch(sandbox)
+        self.keep(sandbox)
 
     def destroy(self, sandbox: Sandbox) -> None:
         """Begins to destroy a sandbox that the ledger already counts as deleting."""
@@ -362,28 +381,18 @@ class Fleet:
         if sandbox.task:
             sandbox.task.cancel()
         sandbox.state = SandboxState.DELETING
+        self._checkups.forget(sandbox)
         self.journal.forget(sandbox.id)
         sandbox.task = self._tasks.create_task(self._destroy(sandbox), name=f"destroy {sandbox.id}")
 
     async def _destroy(self, sandbox: Sandbox) -> None:
         if sandbox.connection:
             await sandbox.connection.close()
-        await self._insist(f"destroying {sandbox.id}", lambda: self._backend.destroy(sandbox.id))
+        for name in filter(None, (sandbox.was, sandbox.id)):
+            await self._insist(f"destroying {name}", partial(self._backend.destroy, name))
         if sandbox.template:
             self._forks.count_out(sandbox.template)
             self._prune_unused()
         self.ledger.deleted(sandbox.id)
         del self.sandboxes[sandbox.id]
         self.pump()
-
-
-@contextlib.contextmanager
-def _faults_fail_the_start(doing: str, *, known: type[SandboxdError]) -> Iterator[None]:
-    """A fault of the backend's own code must not take the other sandboxes down with it; `known` passes."""
-    try:
-        yield
-    except known:
-        raise
-    except Exception as error:
-        logger.exception("%s", doing)
-        raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
-from sandboxd.starting import RetryPolicy, Starter
+from sandboxd.errors import SandboxdError
+from sandboxd.sandbox import Sandbox
+from sandboxd.starting import RetryPolicy, Starter, faults_fail_the_start
 from sandboxd.turns import Turns
 from sandboxd.types import Template
 
@@ -37,6 +39,16 @@ class Forks:
             for _ in range(users):
                 self.count_in(forks)
         return forks
+
+    async def start_all(self, source: str, template: Template, forks: Sequence[Sandbox]) -> None:
+        """Begins them with the files of `source`. Raises what `branch` and `start` raise."""
+        with faults_fail_the_start(f"forking {source}", known=SandboxdError):
+            own = await self.branch(source, template, len(forks))
+            for fork in forks:
+                fork.template = own
+            connections = await self.start(own, [fork.id for fork in forks])
+        for fork, connection in zip(forks, connections, strict=True):
+            fork.connection = connection
 
     async def start(self, template: Template, names: Sequence[str]) -> list[Connection]:
         """Starts a sandbox of each name. After an error or a cancellation no start is under way and no

@@ -43,7 +43,7 @@ class Entry:
     """A ready sandbox. Times are of the monotonic clock, which goes on while no daemon runs.
 
     `expiry` is None while nobody holds it. `made_from` tells one template from another; `image` and
-    `branches` are a fork's own. `gang` says how many its request was given.
+    `branches` are a fork's own. `gang` says how many its request was given, `uses` how often it was leased.
     """
 
     id: str
@@ -54,6 +54,7 @@ class Entry:
     labels: dict[str, str] = field(default_factory=dict)
     request_id: str = ""
     gang: int = 1
+    uses: int = 0
     image: str | None = None
     branches: tuple[str, ...] = ()
 

@@ -5,64 +5,35 @@ before its waiter runs, so that no two waiters can be given one sandbox. `plan` 
 says what to start, resume and grant; the pool then does it.
 
     new ─▶ STARTING ─▶ WARM ─▶ ACTIVE ─▶ DELETING ─▶ gone
-              │  ▲       └──────────────────▲
+              │  ▲     │  ▲ └───────────────▲  ▲
+              │  │     ▼  │ (it answers)    │  │
+              │  │    DOUBTED ──────────────┤  │
+              │  │                          ▼  │ (its time is over, or its place is needed)
+              │  │                      QUARANTINED   failed, and kept to be looked at
+              │  │     ▲ (it is as new, under a new name)
+              │  │     └── RESETTING ◀─ ACTIVE
               ▼  │ (a slot is free)
            BACKING OFF   between two attempts: counts towards the size, holds no starting slot
 
-A fork goes from FORKING to ACTIVE: it is its caller's from the start, and passes the queue. Who is next
-in the queue is decided by `queueing`.
+A warm sandbox that has not answered of late is DOUBTED: it counts as warm, but is granted to nobody before
+it has answered. A fork goes from FORKING to ACTIVE: it is its caller's from the start, and passes the queue.
+Who is next in the queue is decided by `queueing`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sandboxd.bounds import Bounds, Plan, Totals
 from sandboxd.errors import InvalidRequest, PoolFull, QueueFull
 from sandboxd.queueing import Claim, Queue
 
+__all__ = ["Bounds", "Ledger", "Plan", "Totals"]
+
 QUEUE_FULL_RETRY_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class Bounds:
-    """What a pool may have: ready sandboxes, sandboxes in all, starts at once, callers in the queue.
-
-    `weights` are the shares of the tenants; those that are not named have 1.
-    """
-
-    warm_target: int
-    size_limit: int
-    start_limit: int
-    waiting_limit: int
-    weights: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do now; the ledger counts all of it as done. A ticket is granted all that it wants at once.
-
-    `held_back` is how many more starts there would be with more room.
-    """
-
-    start: tuple[str, ...] = ()
-    resume: tuple[str, ...] = ()
-    grant: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    held_back: int = 0
-
-
-@dataclass(slots=True)
-class Totals:
-    """What has happened since the ledger was made."""
-
-    acquired: int = 0
-    released: int = 0
-    expired: int = 0
-    lost: int = 0
-    started: int = 0
-    start_failures: int = 0
 
 
 @dataclass(slots=True)
@@ -75,7 +46,10 @@ class Ledger:
     backing_off: set[str] = field(default_factory=set)
     resumable: OrderedDict[str, None] = field(default_factory=OrderedDict)
     warm: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    doubted: OrderedDict[str, None] = field(default_factory=OrderedDict)
     active: set[str] = field(default_factory=set)
+    resetting: set[str] = field(default_factory=set)
+    quarantined: OrderedDict[str, None] = field(default_factory=OrderedDict)
     forking: set[str] = field(default_factory=set)
     deleting: set[str] = field(default_factory=set)
     waiting: Queue = field(init=False)
@@ -89,14 +63,19 @@ class Ledger:
     @property
     def size(self) -> int:
         """Sandboxes that exist or are on their way, in any state."""
-        return (
-            self.starting_count + len(self.forking) + len(self.warm) + len(self.active) + len(self.deleting)
-        )
+        ended = len(self.quarantined) + len(self.deleting)
+        return self.starting_count + len(self.forking) + self.ready_count + len(self.active) + ended
+
+    @property
+    def ready_count(self) -> int:
+        """Sandboxes that nobody holds, whether they may be granted now or are to answer first."""
+        return len(self.warm) + len(self.doubted)
 
     @property
     def starting_count(self) -> int:
-        """Sandboxes on their way, whether an attempt runs or the next one is awaited."""
-        return len(self.starting) + len(self.backing_off) + len(self.resumable)
+        """Sandboxes on their way, whether an attempt runs, the next one is awaited, or they are reset."""
+        starting = len(self.starting) + len(self.backing_off) + len(self.resumable)
+        return starting + len(self.resetting)
 
     @property
     def fork_limit(self) -> int:
@@ -170,6 +149,7 @@ class Ledger:
             self.active.update(granted)
             self.totals.acquired += len(granted)
             grants.append((head, granted))
+        evicted = self._evict()
         slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting)
         slots -= min(len(self.forking), self.fork_limit)
         now = slots if room is None else min(slots, room)
@@ -177,7 +157,17 @@ class Ledger:
         started = self._start(now - len(resumed), may_fill=may_fill)
         left = slots - len(resumed) - len(started)
         held_back = max(0, min(left, len(self.resumable) + self._missing(may_fill=may_fill)))
-        return Plan(start=started, resume=resumed, grant=tuple(grants), held_back=held_back)
+        return Plan(started, resumed, tuple(grants), held_back, evicted)
+
+    def _evict(self) -> tuple[str, ...]:
+        """QUARANTINED → DELETING: the oldest beyond the limit, and those whose places are waited for."""
+        coming = self.ready_count + self.starting_count + len(self.deleting)
+        needed = self.waiting.sandboxes - coming - max(0, self.bounds.size_limit - self.size)
+        count = max(len(self.quarantined) - self.bounds.quarantine_limit, needed)
+        evicted = tuple(itertools.islice(self.quarantined, max(0, count)))
+        for sandbox_id in evicted:
+            self.release_quarantined(sandbox_id)
+        return evicted
 
     def _resume(self, slots: int) -> tuple[str, ...]:
         resumed: list[str] = []
@@ -193,11 +183,11 @@ class Ledger:
         self.starting.update(started)
         return started
 
-    def _missing(self, *, may_fill: bool) -> int:
-        """How many sandboxes should be on their way beside those that are."""
+    def _missing(self, *, may_fill: bool, room: int = 0) -> int:
+        """How many sandboxes should be on their way beside those that are, with more room than there is."""
         ready = self.bounds.warm_target if may_fill else 0
-        wanted = ready + self.waiting.sandboxes - len(self.warm) - self.starting_count
-        return max(0, min(wanted, self.bounds.size_limit - self.size))
+        wanted = ready + self.waiting.sandboxes - self.ready_count - self.starting_count
+        return max(0, min(wanted, self.bounds.size_limit - self.size + room))
 
     def start_succeeded(self, sandbox_id: str) -> None:
         """STARTING → WARM."""
@@ -217,13 +207,16 @@ class Ledger:
         self.backing_off.remove(sandbox_id)
         self.resumable[sandbox_id] = None
 
-    def start_failed(self, sandbox_id: str, *, all_waiters: bool) -> tuple[int, ...]:
-        """The start is given up; returns the tickets that must hear of it.
+    def start_failed(self, sandbox_id: str, *, all_waiters: bool, keep: bool = False) -> tuple[int, ...]:
+        """The start is given up; returns the tickets that must hear of it. STARTING → QUARANTINED if it is to
+        be kept, else it is gone already.
 
         One start is made for one waiter, so the first in the queue hears of it, if any; all of them do when
         no repetition can succeed. A gang hears only of the second in a row: of many starts one may well fail.
         """
         self.starting.remove(sandbox_id)
+        if keep:
+            self.quarantined[sandbox_id] = None
         self.totals.start_failures += 1
         again, self.degraded = self.degraded, True
         head = self.waiting.head()
@@ -281,28 +274,81 @@ class Ledger:
         self._end(sandbox_id)
         self.totals.released += 1
 
+    def may_reuse(self) -> bool:
+        """Whether another sandbox would be wanted if one more lease ended."""
+        return self._missing(may_fill=True, room=1) > 0
+
+    def reuse(self, sandbox_id: str) -> str:
+        """ACTIVE by its holder's release → gone; its place is that of a new one, RESETTING, whose name is
+        returned: no word of the old holder can reach the next.
+        """
+        self.active.remove(sandbox_id)
+        self.totals.released += 1
+        name = self.new_id()
+        self.resetting.add(name)
+        return name
+
+    def reset_done(self, sandbox_id: str) -> None:
+        """RESETTING → WARM."""
+        self.resetting.remove(sandbox_id)
+        self.warm[sandbox_id] = None
+        self.totals.reused += 1
+
+    def reset_failed(self, sandbox_id: str, *, keep: bool) -> None:
+        """RESETTING → QUARANTINED if it is to be kept, else DELETING."""
+        self.resetting.remove(sandbox_id)
+        if keep:
+            self.quarantined[sandbox_id] = None
+        else:
+            self.deleting.add(sandbox_id)
+
     def expire(self, sandbox_id: str) -> None:
         """ACTIVE → DELETING because the lease ran out."""
         self._end(sandbox_id)
         self.totals.expired += 1
 
     def lose(self, sandbox_id: str) -> None:
-        """ACTIVE or WARM → DELETING because the sandbox died. Only a leased one counts as lost."""
+        """ACTIVE, WARM or DOUBTED → DELETING because the sandbox died: one more lost, or unhealthy."""
         if sandbox_id in self.active:
             self._end(sandbox_id)
             self.totals.lost += 1
         else:
             self.retire(sandbox_id)
+            self.totals.unhealthy += 1
 
     def retire(self, sandbox_id: str) -> None:
-        """WARM → DELETING: no longer wanted, or dead."""
+        """WARM or DOUBTED → DELETING: no longer wanted, or dead."""
+        self._unready(sandbox_id)
+        self.deleting.add(sandbox_id)
+
+    def doubt(self, sandbox_id: str) -> None:
+        """WARM → DOUBTED: it has not answered of late."""
         del self.warm[sandbox_id]
+        self.doubted[sandbox_id] = None
+
+    def trust(self, sandbox_id: str) -> None:
+        """DOUBTED → WARM: it has answered."""
+        del self.doubted[sandbox_id]
+        self.warm[sandbox_id] = None
+
+    def quarantine(self, sandbox_id: str) -> None:
+        """WARM or DOUBTED → QUARANTINED: it did not answer, and is to be looked at."""
+        self._unready(sandbox_id)
+        self.quarantined[sandbox_id] = None
+        self.totals.unhealthy += 1
+
+    def release_quarantined(self, sandbox_id: str) -> None:
+        """QUARANTINED → DELETING: its time is over, or its place is needed."""
+        del self.quarantined[sandbox_id]
         self.deleting.add(sandbox_id)
 
     def surplus(self) -> tuple[str, ...]:
-        """The warm sandboxes beyond the target and what the queue waits for, newest first."""
-        excess = len(self.warm) - self.bounds.warm_target - self.waiting.sandboxes
-        return tuple(itertools.islice(reversed(self.warm), max(0, excess)))
+        """The ready sandboxes beyond the target and what the queue waits for: the doubted, the newest."""
+        excess = self.ready_count - self.bounds.warm_target - self.waiting.sandboxes
+        return tuple(itertools.islice(itertools.chain(self.doubted, reversed(self.warm)), max(0, excess)))
+
+    def _unready(self, sandbox_id: str) -> None:
+        del (self.doubted if sandbox_id in self.doubted else self.warm)[sandbox_id]
 
     def deleted(self, sandbox_id: str) -> None:
         """DELETING → gone."""
@@ -314,8 +360,8 @@ class Ledger:
 
     def check(self) -> None:
         """Raises AssertionError where an invariant does not hold: a bug of the ledger, never bad luck."""
-        on_their_way = (self.starting, self.backing_off, self.resumable, self.forking)
-        states = (*on_their_way, self.warm, self.active, self.deleting)
+        on_their_way = (self.starting, self.backing_off, self.resumable, self.forking, self.resetting)
+        states = (*on_their_way, self.warm, self.doubted, self.active, self.quarantined, self.deleting)
         totals = self.totals
         if len(set().union(*states)) != self.size:
             raise AssertionError(f"a sandbox is in two states at once: {self!r}")
@@ -328,7 +374,7 @@ class Ledger:
     def __repr__(self) -> str:
         return (
             f"<Ledger {len(self.starting)} starting, {len(self.backing_off) + len(self.resumable)} backing"
-            f" off, {len(self.forking)} forking, {len(self.warm)} warm, {len(self.active)} active,"
+            f" off, {len(self.forking)} forking, {self.ready_count} warm, {len(self.active)} active,"
             f" {len(self.deleting)} deleting,"
             f" {len(self.waiting)} waiting>"
         )

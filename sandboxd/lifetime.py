@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sandboxd.errors import Draining
+from sandboxd.errors import Draining, Internal, SandboxdError
+
+logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 
@@ -74,6 +77,31 @@ def told_later() -> asyncio.Future[Any]:
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     done.add_done_callback(lambda future: future.cancelled() or future.exception())
     return done
+
+
+def told_by(
+    tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, Result], name: str
+) -> tuple[asyncio.Task[None], asyncio.Future[Result]]:
+    """Begins work that must go on when its caller leaves; the future has what it returns or raises."""
+    done: asyncio.Future[Result] = told_later()
+
+    async def do() -> None:
+        try:
+            done.set_result(await work)
+        except SandboxdError as error:
+            done.set_exception(error)
+        except Exception as error:
+            logger.exception("%s", name)
+            done.set_exception(Internal(f"{type(error).__name__}: {error}"))
+
+    def ended(_: asyncio.Task[None]) -> None:
+        # Where it was cancelled before its first step.
+        work.close()
+        settle(done)
+
+    task = tasks.create_task(do(), name=name)
+    task.add_done_callback(ended)
+    return task, done
 
 
 def settle(done: asyncio.Future[Any]) -> None:

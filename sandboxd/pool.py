@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from sandboxd.announcements import Announcement, Preparation
 from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend, Connection
+from sandboxd.care import Failure
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.counts import pool_state, stats
 from sandboxd.endings import Endings, again
@@ -27,30 +27,20 @@ from sandboxd.errors import (
 )
 from sandboxd.fleet import Fleet
 from sandboxd.given import Requests
+from sandboxd.inspecting import Inspection, inspect
 from sandboxd.journal import Ending, Entry, Journal, MemoryJournal, Past
 from sandboxd.leases import Lease, LeaseTable
-from sandboxd.ledger import Bounds
 from sandboxd.lifetime import first_of
+from sandboxd.pool_options import PoolOptions
 from sandboxd.queueing import Claim
-from sandboxd.regulator import Regulation
 from sandboxd.sandbox import Sandbox, template_of
-from sandboxd.starting import RetryPolicy
 from sandboxd.types import PoolState, PoolStats, SandboxState, Template
 from sandboxd.waiters import Waiters, Watch
 
+__all__ = ["Pool", "PoolOptions"]
+
 # Who could not renew because no daemon ran may do so for this long after the next has begun.
 RENEWAL_GRACE_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """What a pool may have, its leases in seconds, its retries; `carried` cuts a size to the host."""
-
-    bounds: Bounds
-    default_ttl: float = 300.0
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    regulation: Regulation = field(default_factory=Regulation)
-    carried: Callable[[int], int] = int
 
 
 class Pool:
@@ -79,7 +69,7 @@ class Pool:
             clock=self._clock,
             journal=self._journal,
         )
-        self._ledger = self._fleet.bind(options.bounds, options.regulation, self)
+        self._ledger = self._fleet.bind(options.bounds, options.regulation, options.care, self)
         self._leases = LeaseTable()
         self._nudge = asyncio.Event()
         self._waiters = Waiters(name, self._fleet, self._ledger, self._clock)
@@ -241,13 +231,12 @@ class Pool:
         return sandbox
 
     def release(self, sandbox_id: str) -> None:
-        """Ends the lease; the sandbox is destroyed afterwards. A second release does nothing."""
+        """Ends the lease; the sandbox is destroyed afterwards, or reset under a new name. Idempotent."""
         sandbox = self._fleet.sandboxes.get(sandbox_id)
         if sandbox is None or sandbox.state is not SandboxState.ACTIVE:
             return
-        self._ledger.release(sandbox_id)
         self._ended(sandbox, SandboxNotFound(f"sandbox {sandbox_id!r} was released"))
-        self._fleet.destroy(sandbox)
+        self._fleet.let_go(sandbox)
 
     def release_request(self, request_id: str) -> None:
         """Ends the leases that a request was given; one that still waits is given nothing. Idempotent."""
@@ -260,6 +249,15 @@ class Pool:
             return sandbox
         unknown = SandboxNotFound(f"no leased sandbox {sandbox_id!r} in pool {self.name!r}")
         raise self._endings.of(sandbox_id) or unknown
+
+    async def inspect(self, sandbox_id: str) -> Inspection:
+        """See `inspecting.inspect`."""
+        unknown = SandboxNotFound(f"no sandbox {sandbox_id!r} in pool {self.name!r}")
+        return await inspect(self._fleet, sandbox_id, self._endings.of(sandbox_id) or unknown)
+
+    def failures(self) -> list[Failure]:
+        """The last hundred failures of sandboxes, the oldest first."""
+        return self._fleet.quarantine.failures.all()
 
     def connection(self, sandbox_id: str) -> Connection:
         """The way into a leased sandbox. Raises as `get`."""
@@ -328,7 +326,7 @@ class Pool:
         self._ledger.rebound(options.bounds)
         self._fleet.regulator.rebound(options.regulation, options.bounds)
         self._waiters.refuse(self._ledger.unmeetable(), self._ledger.too_large)
-        self._fleet.remake(template, options.retry)
+        self._fleet.remake(template, options.retry, options.care)
 
     def _check_open(self) -> None:
         """Raises what `drain` was given."""

@@ -60,8 +60,9 @@ class Pools:
         return [*self.by_name.values(), *self._removed.values()]
 
     def sandbox_ids(self) -> set[str]:
-        """The sandboxes of all of them, in any state."""
-        return {sandbox.id for pool in self.every() for sandbox in pool.sandboxes()}
+        """The sandboxes of all of them, in any state; one that is being reset by both its names."""
+        sandboxes = [sandbox for pool in self.every() for sandbox in pool.sandboxes()]
+        return {name for sandbox in sandboxes for name in (sandbox.id, sandbox.was) if name}
 
     @property
     def idle(self) -> bool:
@@ -120,4 +121,9 @@ class Pools:
 
     def encode(self, pool: Pool, sandbox: Sandbox) -> pb.Sandbox:
         """The wire form of a sandbox, its times on the calendar."""
-        return wire.sandbox(pool.name, sandbox, self.clock.wall() - self.clock.now())
+        return wire.sandbox(pool.name, sandbox, self.calendar_offset)
+
+    @property
+    def calendar_offset(self) -> float:
+        """What turns the pools' clock into seconds since 1970."""
+        return self.clock.wall() - self.clock.now()

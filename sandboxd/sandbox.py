@@ -31,6 +31,14 @@ class Sandbox:
     """That of the pool when it was started."""
     made_from: str = ""
     """The digest of `origin`."""
+    uses: int = 0
+    """How often it was leased, the present lease included."""
+    was: str = ""
+    """What it was called when it was last leased, while it is reset."""
+    answered: float | None = None
+    """When it last said that it is there, as far as it was asked."""
+    start_seconds: float | None = None
+    """From the decision to start it until it was ready; None where another daemon started it."""
 
     def entry(self) -> Entry:
         """For the journal."""
@@ -44,6 +52,7 @@ class Sandbox:
             labels=self.labels,
             request_id=self.request_id,
             gang=self.gang,
+            uses=self.uses,
             image=own.image if own else None,
             branches=own.branches if own else (),
         )
@@ -61,6 +70,7 @@ class Sandbox:
             labels=entry.labels,
             request_id=entry.request_id,
             gang=entry.gang,
+            uses=entry.uses,
             template=own,
             made_from=entry.made_from,
         )

@@ -16,7 +16,7 @@ import grpc
 from google.protobuf import empty_pb2
 from grpc_status import rpc_status
 
-from sandboxd import wire
+from sandboxd import inspection_wire, wire
 from sandboxd.backends.base import Commands, Files
 from sandboxd.errors import Internal, InvalidRequest, SandboxdError
 from sandboxd.leases import Lease
@@ -151,6 +151,22 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
         page, token = wire.page(entries, request.page_size, request.page_token)
         encoded = [self._pools.encode(pool, sandbox) for pool, sandbox in page]
         return pb.ListSandboxesResponse(sandboxes=encoded, next_page_token=token)
+
+    @unary
+    async def InspectSandbox(
+        self, request: pb.InspectSandboxRequest, context: Context
+    ) -> pb.InspectSandboxResponse:
+        pool, sandbox_id = self._pools.holding(request.name)
+        known = await pool.inspect(sandbox_id)
+        return inspection_wire.inspection(pool.name, known, self._pools.calendar_offset)
+
+    @unary
+    async def ListFailures(
+        self, request: pb.ListFailuresRequest, context: Context
+    ) -> pb.ListFailuresResponse:
+        pools = [self._pools.named(request.pool)] if request.pool else list(self._pools.by_name.values())
+        failures = sorted((each for pool in pools for each in pool.failures()), key=lambda each: each.when)
+        return pb.ListFailuresResponse(failures=[inspection_wire.failure(each) for each in failures])
 
     @unary
     async def ForkSandbox(self, request: pb.ForkSandboxRequest, context: Context) -> pb.ForkSandboxResponse:

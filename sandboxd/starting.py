@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from sandboxd.clock import Clock
 from sandboxd.errors import Phase, SandboxdError, StartFailed
 from sandboxd.pacing import Pace
 from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
+
+logger = logging.getLogger(__name__)
 
 SETUP_LOG_BYTES = 4096
 
@@ -72,22 +75,37 @@ class Starter:
         self._pace = pace
         self._on_prepared = on_prepared
 
-    async def start(self, sandbox_id: str, *, between: Callable[[float], Awaitable[None]]) -> Connection:
+    async def start(
+        self,
+        sandbox_id: str,
+        *,
+        between: Callable[[float], Awaitable[None]],
+        failed: Callable[[StartFailed, int], None] = lambda _error, _attempt: None,
+        keep: Callable[[Connection], bool] = lambda _: False,
+    ) -> Connection:
         """Returns a connection to a ready sandbox.
 
-        `between(pause)` is awaited after each failed attempt that will be repeated: it sleeps, and
-        gives the starting slot back for that time. Raises StartFailed naming every attempt.
+        `failed(error, attempt)` is called after each attempt that failed, the first one is 1. Then
+        `between(pause)` is awaited if it will be repeated: it sleeps, and gives the starting slot back for
+        that time. `keep(connection)` says whether a sandbox stays that was there, but whose setup failed in
+        the last attempt. Raises StartFailed naming every attempt.
         """
         history: list[str] = []
+        there: list[Connection] = []
 
         async def attempt() -> Connection:
             begin = self._clock.now()
             try:
-                return await self._attempt(sandbox_id)
+                return await self._attempt(sandbox_id, there)
             except StartFailed as error:
                 spent = self._clock.now() - begin
                 history.append(f"{error.phase} after {spent:.2f} s: {error.message}")
+                failed(error, len(history))
                 raise
+
+        async def pause(seconds: float) -> None:
+            await self._take_away(sandbox_id, there)
+            await between(seconds)
 
         begin = self._clock.now()
         try:
@@ -96,8 +114,10 @@ class Starter:
         except StartFailed as error:
             first = error
         try:
-            return await self._retried(first, attempt, begin, between)
+            return await self._retried(first, attempt, begin, pause)
         except StartFailed as error:
+            if not (there and keep(there[0])):
+                await self._take_away(sandbox_id, there)
             raise self._summed_up(error, history) from error
 
     async def _retried(
@@ -124,6 +144,12 @@ class Starter:
         )
         return await retrying(next_attempt)
 
+    async def _take_away(self, sandbox_id: str, there: list[Connection]) -> None:
+        """What an attempt left whose sandbox was there."""
+        if there:
+            await there.pop().close()
+            await self._backend.destroy(sandbox_id)
+
     def _summed_up(self, error: StartFailed, history: list[str]) -> StartFailed:
         attempts = "; ".join(f"attempt {n}: {line}" for n, line in enumerate(history, 1))
         return StartFailed(
@@ -134,11 +160,11 @@ class Starter:
             metadata={**error.metadata, "attempts": str(len(history))},
         )
 
-    async def _attempt(self, sandbox_id: str) -> Connection:
+    async def _attempt(self, sandbox_id: str, there: list[Connection]) -> Connection:
         await self._prepare()
         # A pull says nothing about how many can be started at once.
         with self._measured():
-            return await self._bring_up(sandbox_id)
+            return await self._bring_up(sandbox_id, there)
 
     async def _prepare(self) -> None:
         with self._failures():
@@ -173,19 +199,23 @@ class Starter:
         except SandboxdError as error:
             raise StartFailed(error.message, phase=error.phase, metadata=error.metadata) from error
 
-    async def _bring_up(self, sandbox_id: str) -> Connection:
+    async def _bring_up(self, sandbox_id: str, there: list[Connection]) -> Connection:
         with self._failures():
             async with self._clock.timeout(self._template.start_timeout):
                 connection = await self._backend.create(sandbox_id, self._template)
+        there.append(connection)
         try:
-            await self._set_up(connection)
+            await self.set_up(connection)
+        except StartFailed:
+            # Whoever knows whether there is another attempt takes it away, or keeps it.
+            raise
         except BaseException:
-            await connection.close()
-            await self._backend.destroy(sandbox_id)
+            await self._take_away(sandbox_id, there)
             raise
         return connection
 
-    async def _set_up(self, connection: Connection) -> None:
+    async def set_up(self, connection: Connection) -> None:
+        """Runs the template's setup, if it has one. Raises StartFailed."""
         if not self._template.setup:
             return
         command = Command(argv=self._template.setup, timeout=self._template.start_timeout)
@@ -207,3 +237,15 @@ class Starter:
                 retryable=exited is not None and exited.reason is ExitReason.TIMED_OUT,
                 metadata={"log": log.decode(errors="replace")},
             )
+
+
+@contextlib.contextmanager
+def faults_fail_the_start(doing: str, *, known: type[SandboxdError]) -> Iterator[None]:
+    """A fault of the backend's own code must not take the other sandboxes down with it; `known` passes."""
+    try:
+        yield
+    except known:
+        raise
+    except Exception as error:
+        logger.exception("%s", doing)
+        raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error

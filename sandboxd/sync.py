@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from sandboxd.client import Box, Client
+from sandboxd.inspection_replies import SandboxFailure, SandboxReport
 from sandboxd.remote_commands import DetachedCommand
 from sandboxd.replies import ExecResult, PrewarmPlan
 from sandboxd.sessions import Session, SessionResult
@@ -82,6 +83,14 @@ class SyncClient:
                 yield value
         finally:
             self.run(_close(values))
+
+    def inspect(self, sandbox: str) -> SandboxReport:
+        """All that is known of a sandbox in any state."""
+        return self.run(self._client.inspect(sandbox))
+
+    def list_failures(self, pool: str | None = None) -> list[SandboxFailure]:
+        """Why sandboxes failed of late, the oldest first."""
+        return self.run(self._client.list_failures(pool))
 
     @contextlib.contextmanager
     def within(self, block: AbstractAsyncContextManager[Result]) -> Iterator[Result]:

@@ -69,11 +69,16 @@ class Template:
 
 
 class SandboxState(enum.Enum):
-    """A sandbox's life. It only moves forward."""
+    """A sandbox's life. It only moves forward, for a reset gives it a new name and with that a new life.
+
+    QUARANTINED: it failed, and is kept to be looked at.
+    """
 
     STARTING = enum.auto()
     WARM = enum.auto()
     ACTIVE = enum.auto()
+    RESETTING = enum.auto()
+    QUARANTINED = enum.auto()
     DELETING = enum.auto()
 
 
@@ -285,3 +290,6 @@ class PoolStats:
     next_free_seconds: float | None = None
     oldest_wait_seconds: float | None = None
     announced: int = 0
+    quarantined: int = 0
+    unhealthy_total: int = 0
+    reused_total: int = 0

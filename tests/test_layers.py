@@ -55,8 +55,11 @@ LAYERS = [
     {"sandboxd.recovery"},
     {"sandboxd.pool"},
     {"sandboxd.counts"},
-    {"sandboxd.waiters"},
+    {"sandboxd.inspecting", "sandboxd.waiters"},
     {"sandboxd.fleet"},
+    {"sandboxd.resetting", "sandboxd.listener"},
+    {"sandboxd.checkups", "sandboxd.quarantine", "sandboxd.proof"},
+    {"sandboxd.portrait"},
     {"sandboxd.insisting", "sandboxd.starting", "sandboxd.sandbox", "sandboxd.regulator", "sandboxd.turns"},
     {"sandboxd.availability"},
     {"sandboxd.backends", "sandboxd.images"},
@@ -64,7 +67,7 @@ LAYERS = [
     {"sandboxd.journal"},
     {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates", "sandboxd.start_times"},
     {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},
-    {"sandboxd.queueing", "sandboxd.pacing", "sandboxd.announcements"},
+    {"sandboxd.queueing", "sandboxd.pacing", "sandboxd.announcements", "sandboxd.care", "sandboxd.bounds"},
     {"sandboxd.lines"},
     {"sandboxd.types", "sandboxd.errors"},
 ]
@@ -90,7 +93,7 @@ def test_the_daemons_layers() -> None:
 
 def test_pure_modules_import_no_one_who_waits() -> None:
     pure = ("errors", "types", "ledger", "leases", "lines", "queueing", "rates")
-    pure += ("pacing", "slots", "sizing", "health", "start_times", "announcements")
+    pure += ("pacing", "slots", "sizing", "health", "start_times", "announcements", "care", "bounds")
     allowed = {"sandboxd", *(f"sandboxd.{name}" for name in pure)}
     for name in pure:
         path = ROOT / "sandboxd" / f"{name}.py"

@@ -188,6 +188,15 @@ class Backend(Protocol):
         """
         ...
 
+    async def reset(self, sandbox_id: str, new_id: str, template: Template) -> Connection:
+        """Makes of a used sandbox one that is as `create` would make it, under a new name; the old one means
+        nothing any more, and connections to it are dead.
+
+        After an error either name may still be there, and both can be destroyed. Raises as `create`, and
+        InvalidRequest where the backend cannot.
+        """
+        ...
+
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         """Keeps a copy of what the sandbox has written, under the caller's name for it, and returns the
         template of sandboxes that begin with it.
@@ -210,6 +219,13 @@ class Backend(Protocol):
 
     async def destroy(self, sandbox_id: str) -> None:
         """Ends the sandbox and removes all it had. Idempotent; a name never created is no error."""
+        ...
+
+    async def describe(self, sandbox_id: str) -> dict[str, str]:
+        """Where a person on this host finds the sandbox: `pid`, `container`, `directory`.
+
+        Empty when it is gone. Raises BackendUnavailable.
+        """
         ...
 
     async def list_ids(self) -> list[str]:

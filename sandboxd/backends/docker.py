@@ -155,6 +155,11 @@ class DockerBackend:
         with contextlib.suppress(BackendUnavailable):
             await self.destroy(sandbox_id)
 
+    async def reset(self, sandbox_id: str, new_id: str, template: Template) -> Connection:
+        """Refuses: the Engine cannot drop what a container has written."""
+        del sandbox_id, new_id, template
+        raise InvalidRequest("a container cannot be proven to be as new; leave max_uses at 1")
+
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         """See `base.Backend.branch`; the Engine stops the container's processes while it copies."""
         image = await self._images.get(template)
@@ -219,6 +224,11 @@ class DockerBackend:
 
     def _branch_tag(self, branch: str) -> str:
         return f"sandboxd-{self._instance}:branch-{branch}"
+
+    async def describe(self, sandbox_id: str) -> dict[str, str]:
+        """See `base.Backend.describe`."""
+        name = self._name(sandbox_id)
+        return {"container": name} if sandbox_id in await self.list_ids() else {}
 
     async def list_ids(self) -> list[str]:
         """The sandboxes of this instance, by the Engine's word."""

@@ -113,6 +113,17 @@ class FakeBackend:
         if connection is not None:
             await connection.end()
 
+    async def reset(self, sandbox_id: str, new_id: str, template: Template) -> FakeConnection:
+        connection = self._alive.get(sandbox_id)
+        if connection is None:
+            raise SandboxLost(f"sandbox {sandbox_id} is gone")
+        await connection.end()
+        del self._alive[sandbox_id]
+        if connection.home is not None:
+            connection.home.mkdir(mode=0o700)
+        self._alive[new_id] = reset = FakeConnection(template, connection.home)
+        return reset
+
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         self._branches[branch] = directory = Path(tempfile.mkdtemp(prefix="sandboxd-fake-branch-"))
         try:
@@ -140,6 +151,10 @@ class FakeBackend:
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
         raise InvalidRequest("the fake backend keeps no images; use another", phase=Phase.CREATE)
 
+    async def describe(self, sandbox_id: str) -> dict[str, str]:
+        connection = self._alive.get(sandbox_id)
+        return {} if connection is None else connection.describe()
+
     async def list_ids(self) -> list[str]:
         return list(self._alive)
 
@@ -147,15 +162,26 @@ class FakeBackend:
         """Lets a sandbox die as if the host had killed it."""
         self._alive[sandbox_id].die("killed by the test")
 
+    def freeze(self, sandbox_id: str) -> None:
+        """Lets a sandbox answer no more questions, as if the host had stopped it."""
+        self._alive[sandbox_id].answers.clear()
+
+    def thaw(self, sandbox_id: str) -> None:
+        """Lets a frozen sandbox answer again."""
+        self._alive[sandbox_id].answers.set()
+
 
 class FakeConnection:
     """A way into one fake sandbox."""
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: Template, home: Path | None = None) -> None:
+        """`home` is where an earlier one's files were; made anew."""
         self._template = template
-        self._made_home: Path | None = None
+        self.home = home
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._processes: set[HostProcess] = set()
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.files = HostFiles(self._place)
         self.commands = FakeCommands(self._check)
 
@@ -171,15 +197,19 @@ class FakeConnection:
         """Kills what runs and removes the sandbox's directory."""
         self.die("destroyed")
         await self.commands.end()
-        if self._made_home is not None:
-            await asyncio.to_thread(shutil.rmtree, self._made_home, ignore_errors=True)
+        if self.home is not None:
+            await asyncio.to_thread(shutil.rmtree, self.home, ignore_errors=True)
 
     @property
     def _home(self) -> Path:
         """Made at first use: most sandboxes of a pool test never run a command."""
-        if self._made_home is None:
-            self._made_home = Path(tempfile.mkdtemp(prefix="sandboxd-fake-"))
-        return self._made_home
+        if self.home is None:
+            self.home = Path(tempfile.mkdtemp(prefix="sandboxd-fake-"))
+        return self.home
+
+    def describe(self) -> dict[str, str]:
+        """Its directory, once something has been put there."""
+        return {} if self.home is None else {"directory": str(self.home)}
 
     async def begin_with(self, directory: Path) -> None:
         """Takes over a copy of a directory's files."""
@@ -209,6 +239,7 @@ class FakeConnection:
             self._processes.discard(process)
 
     async def ping(self) -> None:
+        await self.answers.wait()
         self._check()
 
     async def wait_lost(self) -> str:

@@ -2,12 +2,13 @@
 
 A fault is written as its kind, the phase it strikes where there is a choice, its chance, and its length:
 
-    fail start 0.2        one start attempt in five fails; phases: pull, create, start, ready, destroy
+    fail start 0.2        one start attempt in five fails; phases: pull, create, start, ready, reset, destroy
     hang ready 0.05       one in twenty never ends, after the sandbox was made
     slow create 0.1 2.5   one in ten takes 2.5 s longer
     die 0.02              one command in fifty has its sandbox die under it, after its first event
     lie 0.01              one sandbox in a hundred says that it is ready and runs nothing
     garble 0.01           one command in a hundred ends in what is no protocol
+    stain 0.01            one reset in a hundred leaves a file behind
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.errors import BackendUnavailable, Phase, SandboxLost, StartFailed
 from sandboxd.types import Capabilities, Command, Event, Template
 
-PHASED, PLAIN = ("fail", "hang", "slow"), ("die", "lie", "garble")
-PHASES = (Phase.PULL, Phase.CREATE, Phase.START, Phase.READY, Phase.DESTROY)
+PHASED, PLAIN = ("fail", "hang", "slow"), ("die", "lie", "garble", "stain")
+PHASES = (Phase.PULL, Phase.CREATE, Phase.START, Phase.READY, Phase.RESET, Phase.DESTROY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,10 @@ def _number(word: str, text: str) -> float:
         return float(word)
     except ValueError:
         raise ValueError(f"{word!r} in fault {text!r} is not a number") from None
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 class FaultyBackend:
@@ -121,6 +126,13 @@ class FaultyBackend:
             raise BackendUnavailable(error.message, phase=Phase.DESTROY) from None
         await self.inner.destroy(sandbox_id)
 
+    async def reset(self, sandbox_id: str, new_id: str, template: Template) -> Connection:
+        await self._strike(Phase.RESET)
+        inner = await self.inner.reset(sandbox_id, new_id, template)
+        if self.drawn("stain"):
+            await inner.files.write(b"/tmp/stain", _once(b"left by another"), 0o644)
+        return self._connection(new_id, inner, lies=False)
+
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         return await self.inner.branch(sandbox_id, template, branch)
 
@@ -129,6 +141,9 @@ class FaultyBackend:
 
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
         return await self.inner.snapshot(sandbox_id, template, image)
+
+    async def describe(self, sandbox_id: str) -> dict[str, str]:
+        return await self.inner.describe(sandbox_id)
 
     async def list_ids(self) -> list[str]:
         return await self.inner.list_ids()

@@ -273,6 +273,11 @@ class NamespaceBackend:
                 f"sandbox {sandbox_id} could not be removed: {answer['error']}", phase=Phase.DESTROY
             )
 
+    async def reset(self, sandbox_id: str, new_id: str, template: Template) -> GuestConnection:
+        """See `base.Backend.reset`: nothing is cleaned, for nothing stays (docs/architecture.md)."""
+        await self.destroy(sandbox_id)
+        return await self.create(new_id, template)
+
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
         """See `base.Backend.branch`."""
         image = self._images.get(sandbox_id)
@@ -297,15 +302,23 @@ class NamespaceBackend:
     def _snapshots(self, link: Link) -> Snapshots:
         return Snapshots(link, self._options.uid_base)
 
+    async def describe(self, sandbox_id: str) -> dict[str, str]:
+        """See `base.Backend.describe`; one whose first process has ended has no `pid`, but its files."""
+        pid = (await self._pids()).get(sandbox_id)
+        directory = self._socket(sandbox_id).parent.resolve()
+        place = {"pid": pid and str(pid), "directory": str(directory) if directory.exists() else None}
+        return {key: value for key, value in place.items() if value}
+
     async def list_ids(self) -> list[str]:
         """See `base.Backend.list_ids`."""
-        return list((await self._asked_again("hello"))["pids"])
+        return list(await self._pids())
 
     async def pid_of(self, sandbox_id: str) -> int:
         """The host's number of the sandbox's first process. Raises KeyError."""
-        link = await self._connected()
-        pid: int = (await link.ask("hello"))["pids"][sandbox_id]
-        return pid
+        return (await self._pids())[sandbox_id]
+
+    async def _pids(self) -> dict[str, int]:
+        return dict((await self._asked_again("hello"))["pids"])
 
     async def let_go(self) -> None:
         """Closes the connection to the launcher as a daemon's death would: it keeps all for its grace."""
@@ -313,8 +326,6 @@ class NamespaceBackend:
             link, self._link = self._link, None
             if link is not None:
                 await link.close()
-
-    # -- the launcher
 
     async def _connected(self) -> Link:
         async with self._linking:

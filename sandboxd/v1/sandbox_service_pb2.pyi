@@ -35,11 +35,15 @@ class Sandbox(_message.Message):
         WARM: _ClassVar[Sandbox.State]
         ACTIVE: _ClassVar[Sandbox.State]
         DELETING: _ClassVar[Sandbox.State]
+        QUARANTINED: _ClassVar[Sandbox.State]
+        RESETTING: _ClassVar[Sandbox.State]
     STATE_UNSPECIFIED: Sandbox.State
     STARTING: Sandbox.State
     WARM: Sandbox.State
     ACTIVE: Sandbox.State
     DELETING: Sandbox.State
+    QUARANTINED: Sandbox.State
+    RESETTING: Sandbox.State
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +174,65 @@ class ListSandboxesResponse(_message.Message):
     sandboxes: _containers.RepeatedCompositeFieldContainer[Sandbox]
     next_page_token: str
     def __init__(self, sandboxes: _Optional[_Iterable[_Union[Sandbox, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class InspectSandboxRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class InspectSandboxResponse(_message.Message):
+    __slots__ = ("sandbox", "use_count", "start_duration", "answer_time", "failure", "place")
+    class PlaceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    USE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    START_DURATION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TIME_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    sandbox: Sandbox
+    use_count: int
+    start_duration: _duration_pb2.Duration
+    answer_time: _timestamp_pb2.Timestamp
+    failure: SandboxFailure
+    place: _containers.ScalarMap[str, str]
+    def __init__(self, sandbox: _Optional[_Union[Sandbox, _Mapping]] = ..., use_count: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., answer_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failure: _Optional[_Union[SandboxFailure, _Mapping]] = ..., place: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SandboxFailure(_message.Message):
+    __slots__ = ("sandbox", "phase", "cause", "message", "log", "failure_time", "attempt")
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_TIME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    sandbox: str
+    phase: str
+    cause: str
+    message: str
+    log: str
+    failure_time: _timestamp_pb2.Timestamp
+    attempt: int
+    def __init__(self, sandbox: _Optional[str] = ..., phase: _Optional[str] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ..., log: _Optional[str] = ..., failure_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class ListFailuresRequest(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
+
+class ListFailuresResponse(_message.Message):
+    __slots__ = ("failures",)
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    failures: _containers.RepeatedCompositeFieldContainer[SandboxFailure]
+    def __init__(self, failures: _Optional[_Iterable[_Union[SandboxFailure, _Mapping]]] = ...) -> None: ...
 
 class ForkSandboxRequest(_message.Message):
     __slots__ = ("name", "count", "ttl", "labels")
@@ -537,7 +600,7 @@ class DownloadTreeResponse(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure", "state_reason", "starts_per_second", "next_free_duration", "oldest_wait_duration", "announced_count", "state", "start_limit")
+    __slots__ = ("name", "warm_count_target", "size_limit", "starting_count", "warm_count", "active_count", "waiting_count", "deleting_count", "acquired_total", "released_total", "expired_total", "lost_total", "started_total", "start_failures_total", "start_duration", "last_failure", "state_reason", "starts_per_second", "next_free_duration", "oldest_wait_duration", "announced_count", "state", "start_limit", "quarantined_count", "unhealthy_total", "reused_total")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WARM_COUNT_TARGET_FIELD_NUMBER: _ClassVar[int]
     SIZE_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -561,6 +624,9 @@ class Pool(_message.Message):
     ANNOUNCED_COUNT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     START_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    UNHEALTHY_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     warm_count_target: int
     size_limit: int
@@ -584,7 +650,10 @@ class Pool(_message.Message):
     announced_count: int
     state: PoolState
     start_limit: int
-    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ..., state_reason: _Optional[str] = ..., starts_per_second: _Optional[float] = ..., next_free_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., announced_count: _Optional[int] = ..., state: _Optional[_Union[PoolState, str]] = ..., start_limit: _Optional[int] = ...) -> None: ...
+    quarantined_count: int
+    unhealthy_total: int
+    reused_total: int
+    def __init__(self, name: _Optional[str] = ..., warm_count_target: _Optional[int] = ..., size_limit: _Optional[int] = ..., starting_count: _Optional[int] = ..., warm_count: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., deleting_count: _Optional[int] = ..., acquired_total: _Optional[int] = ..., released_total: _Optional[int] = ..., expired_total: _Optional[int] = ..., lost_total: _Optional[int] = ..., started_total: _Optional[int] = ..., start_failures_total: _Optional[int] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_failure: _Optional[str] = ..., state_reason: _Optional[str] = ..., starts_per_second: _Optional[float] = ..., next_free_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., announced_count: _Optional[int] = ..., state: _Optional[_Union[PoolState, str]] = ..., start_limit: _Optional[int] = ..., quarantined_count: _Optional[int] = ..., unhealthy_total: _Optional[int] = ..., reused_total: _Optional[int] = ...) -> None: ...
 
 class PrewarmPoolRequest(_message.Message):
     __slots__ = ("name", "count", "within", "grace", "announcement_id")

@@ -69,6 +69,16 @@ class SandboxServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.FromString,
                 _registered_method=True)
+        self.InspectSandbox = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/InspectSandbox',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InspectSandboxRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InspectSandboxResponse.FromString,
+                _registered_method=True)
+        self.ListFailures = channel.unary_unary(
+                '/sandboxd.v1.SandboxService/ListFailures',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListFailuresRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListFailuresResponse.FromString,
+                _registered_method=True)
         self.ForkSandbox = channel.unary_unary(
                 '/sandboxd.v1.SandboxService/ForkSandbox',
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ForkSandboxRequest.SerializeToString,
@@ -186,7 +196,8 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSandbox(self, request, context):
-        """Ends the lease and destroys the sandbox; returns before the destruction is done. Idempotent.
+        """Ends the lease and destroys the sandbox, or has it reset under a new name; returns before that is done.
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,6 +212,20 @@ class SandboxServiceServicer:
 
     def ListSandboxes(self, request, context):
         """Lists sandboxes, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InspectSandbox(self, request, context):
+        """Says all that is known of a sandbox in any state, or of one that is gone and whose failure is remembered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFailures(self, request, context):
+        """Lists why sandboxes failed: the last hundred failures of each pool since the daemon started, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -361,6 +386,16 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.ListSandboxes,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.SerializeToString,
+            ),
+            'InspectSandbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.InspectSandbox,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InspectSandboxRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.InspectSandboxResponse.SerializeToString,
+            ),
+            'ListFailures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFailures,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListFailuresRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListFailuresResponse.SerializeToString,
             ),
             'ForkSandbox': grpc.unary_unary_rpc_method_handler(
                     servicer.ForkSandbox,
@@ -609,6 +644,60 @@ class SandboxService:
             '/sandboxd.v1.SandboxService/ListSandboxes',
             sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectSandbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/InspectSandbox',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.InspectSandboxRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.InspectSandboxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFailures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.SandboxService/ListFailures',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ListFailuresRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ListFailuresResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,6 +14,7 @@ import pytest
 
 from sandboxd.backends.fake import FakeBackend, FakeScript
 from sandboxd.backends.faults import Fault, FaultyBackend
+from sandboxd.care import Care
 from sandboxd.client import Client
 from sandboxd.clock import ManualClock
 from sandboxd.config import load
@@ -84,11 +85,16 @@ def rig(clock: ManualClock) -> Callable[..., Any]:
         retry: RetryPolicy | None = None,
         template: Template | None = None,
         weights: dict[str, int] | None = None,
+        care: Care | None = None,
+        quarantine: int = 0,
     ) -> AsyncIterator[Rig]:
         backend = FakeBackend(script, clock=clock)
         faulty = FaultyBackend(backend, [Fault.parse(fault) for fault in faults], clock=clock)
         options = PoolOptions(
-            Bounds(warm, size, starts, waiting, weights or {}), default_ttl=60.0, retry=retry or RetryPolicy()
+            Bounds(warm, size, starts, waiting, weights or {}, quarantine_limit=quarantine),
+            default_ttl=60.0,
+            retry=retry or RetryPolicy(),
+            care=care or Care(),
         )
         pool = Pool("p", backend=faulty, template=template or Template("p"), options=options, clock=clock)
         async with pool.run():

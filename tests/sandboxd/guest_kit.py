@@ -185,5 +185,9 @@ class BareGuests:
             await asyncio.to_thread(started.end)
             (self._directory / sandbox_id).unlink()
 
+    async def describe(self, sandbox_id: str) -> dict[str, str]:
+        there = sandbox_id in self._guests
+        return {"directory": str(self._directory / sandbox_id)} if there else {}
+
     async def list_ids(self) -> list[str]:
         return list(self._guests)

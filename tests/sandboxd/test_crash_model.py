@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Awaitable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from sandboxd.backends.fake import FakeBackend, FakeConnection
+from sandboxd.backends.fake import FakeBackend
+from sandboxd.care import Care
 from sandboxd.clock import ManualClock
 from sandboxd.errors import LeaseExpired, SandboxdError, SandboxLost, SandboxNotFound
 from sandboxd.journal import Ending, Entry, JournalFile, Past, PoolJournal
@@ -22,9 +23,10 @@ from sandboxd.ledger import Bounds, Totals
 from sandboxd.pool import Pool, PoolOptions
 from sandboxd.recovery import reclaim, recover
 from sandboxd.starting import RetryPolicy
-from sandboxd.types import Template
+from sandboxd.types import SandboxState, Template
 
 from .conftest import settle
+from .silent_kit import Silent
 
 TTL = 60.0
 Result = TypeVar("Result")
@@ -49,12 +51,19 @@ class Mortal(FakeBackend):
         super().__init__(clock=clock)
         self._host, self._life = host, life
 
-    async def create(self, sandbox_id: str, template: Template) -> FakeConnection:
+    async def create(self, sandbox_id: str, template: Template) -> Any:
         await self._while_alive()
-        return await self._host.create(sandbox_id, template)
+        return Silent(await self._host.create(sandbox_id, template))
 
-    async def adopt(self, sandbox_id: str, template: Template) -> FakeConnection:
-        return await self._host.adopt(sandbox_id, template)
+    async def reset(self, sandbox_id: str, new_id: str, template: Template) -> Any:
+        await self._while_alive()
+        return Silent(await self._host.reset(sandbox_id, new_id, template))
+
+    async def adopt(self, sandbox_id: str, template: Template) -> Any:
+        # Else the new daemon would wait for an answer by a clock that nobody moves.
+        if sandbox_id in await self._host.list_ids():
+            self._host.thaw(sandbox_id)
+        return Silent(await self._host.adopt(sandbox_id, template))
 
     async def destroy(self, sandbox_id: str) -> None:
         if not self._life.over:
@@ -103,13 +112,20 @@ class MortalJournal:
 class Daemon:
     """A pool that runs until it is killed."""
 
+    size = 4
+
     def __init__(self, host: Host, path: Path, clock: ManualClock) -> None:
         self.life, self.clock = Life(), clock
         self._files = ExitStack()
         file = self._files.enter_context(JournalFile(path).open())
         self._backend = Mortal(host, self.life, clock)
         self._journal = MortalJournal(file.pool("p"), self.life)
-        options = PoolOptions(Bounds(2, 6, 3, 10), default_ttl=TTL, retry=RetryPolicy(attempts=1))
+        options = PoolOptions(
+            Bounds(2, self.size, 3, 10, quarantine_limit=2),
+            default_ttl=TTL,
+            retry=RetryPolicy(attempts=1),
+            care=Care(max_uses=3),
+        )
         template = Template("p")
         self.pool = Pool(
             "p", backend=self._backend, template=template, options=options, clock=clock, journal=self._journal
@@ -233,6 +249,14 @@ class Crashes(RuleBasedStateMachine):
             del self.ended[name]
             self.held[request] = name
 
+    @rule()
+    def all_are_leased_and_one_comes_back(self) -> None:
+        """Then the pool wants another, and makes it of the one that came back."""
+        for _ in range(self.daemon.size):
+            self.acquire()
+        if self.held:
+            self.release(next(iter(self.held)))
+
     def _leased(self, name: str) -> bool:
         try:
             self.daemon.pool.get(name)
@@ -276,6 +300,20 @@ class Crashes(RuleBasedStateMachine):
         self._run(die())
         self.ended[name] = SandboxLost
         self._run(self._after())
+
+    @rule(which=st.integers(0, 9))
+    def a_ready_one_stops_answering(self, which: int) -> None:
+        """It is found by and by, kept for a while, and never leased after that."""
+        daemon = self.daemon
+        ready = [sandbox.id for sandbox in self.daemon.pool.sandboxes() if sandbox.state is SandboxState.WARM]
+        if not ready:
+            return
+        name = ready[which % len(ready)]
+        self.host.freeze(name)
+        for _ in range(5):
+            self.time_passes(10.0)
+        if self.daemon is daemon:
+            self.ended[name] = SandboxNotFound
 
     @rule(seconds=st.sampled_from([0.5, 20.0, 70.0]))
     def waits(self, seconds: float) -> None:

