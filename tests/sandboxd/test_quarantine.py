@@ -11,6 +11,8 @@ import pytest
 
 from sandboxd.care import FAILURES_KEPT, Care, Failure, Failures
 from sandboxd.errors import Phase, SandboxNotFound, StartFailed
+from sandboxd.ledger import Bounds
+from sandboxd.pool import PoolOptions
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Command, Exited, Template
 
@@ -120,6 +122,19 @@ async def test_a_setup_that_is_tried_again_begins_in_a_new_sandbox(rig: OpenRig)
         with pytest.raises(StartFailed, match=r"attempt 2: setup after .*: setup ended with TIMED_OUT"):
             await acquiring
         assert list(states(r).values()) == ["QUARANTINED"]
+
+
+async def test_other_settings_hold_for_what_is_kept(rig: OpenRig) -> None:
+    async with rig(template=FAILS, quarantine=2) as r:
+        for _ in range(2):
+            with pytest.raises(StartFailed):
+                await r.pool.acquire()
+        assert list(states(r).values()) == ["QUARANTINED"] * 2
+        newest = list(states(r))[-1]
+        bounds = Bounds(0, 10, 4, 10, quarantine_limit=1)
+        r.pool.reconfigure(Template("p"), PoolOptions(bounds, care=Care(quarantine_seconds=5.0)))
+        await r.until(lambda: list(states(r)) == [newest])
+        assert r.pool.stats().quarantined == 1
 
 
 async def test_who_is_in_quarantine_is_nobodys(rig: OpenRig) -> None:

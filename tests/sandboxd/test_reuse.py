@@ -150,6 +150,32 @@ async def test_an_end_in_the_middle_of_a_reset_leaves_nothing(rig: OpenRig) -> N
         assert r.pool.stats().starting == 1
 
 
+async def test_what_was_made_from_an_earlier_template_is_used_once(rig: OpenRig) -> None:
+    async with rig(warm=1, size=1, care=TWICE, faults=["slow reset 1 5.0"]) as r:
+        await ready(r)
+        sandbox = await r.pool.acquire()
+        r.pool.release(sandbox.id)
+        await settle()
+        assert states(r) == ["RESETTING"]
+        options = PoolOptions(Bounds(1, 1, 4, 10), care=TWICE)
+        r.pool.reconfigure(Template("p", env={b"NEW": b"1"}), options)
+        await ready(r)
+        sandbox = await r.pool.acquire()
+        assert sandbox.uses == 1
+        r.pool.reconfigure(Template("p", env={b"NEW": b"2"}), options)
+        r.pool.release(sandbox.id)
+        await ready(r)
+        sandbox = await r.pool.acquire()
+        assert sandbox.uses == 1
+        assert b"NEW=2" in (await shell(sandbox.connection, "env")).stdout
+        # Reset once more, now that the template stays.
+        r.faulty.faults = ()
+        r.pool.release(sandbox.id)
+        await ready(r)
+        assert (await r.pool.acquire()).uses == 2
+        assert r.pool.stats().reused_total == 1
+
+
 def test_a_pool_of_containers_that_would_be_reset_is_refused(tmp_path: Path) -> None:
     settings = {"pools": {"a": {"backend": "docker", "image": "x", "max_uses": 3}}, "state_dir": tmp_path}
     with pytest.raises(ConfigError, match=r"pools\.a\.max_uses = 3: a container cannot be proven"):
