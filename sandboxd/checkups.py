@@ -65,10 +65,9 @@ class Checkups:
     def answered(self, sandbox: Sandbox) -> None:
         """It is ready, and has just answered."""
         sandbox.answered = self._clock.now()
-        if self.care.check_seconds:
-            self._fresh[sandbox.id] = sandbox
-            self._fresh.move_to_end(sandbox.id)
-            self._changed.set()
+        self._fresh[sandbox.id] = sandbox
+        self._fresh.move_to_end(sandbox.id)
+        self._changed.set()
 
     def forget(self, sandbox: Sandbox) -> None:
         """It is not ready any more."""
@@ -77,7 +76,7 @@ class Checkups:
 
     def doubt_overdue(self) -> None:
         """Call before a plan: what has not answered of late is not granted by it."""
-        while self._fresh:
+        while self._fresh and self.care.check_seconds:
             sandbox = next(iter(self._fresh.values()))
             if _since(sandbox) + self.care.check_seconds > self._clock.now():
                 return
@@ -125,7 +124,7 @@ class Checkups:
         for name, sandbox in self._doubted.items():
             if name not in self._asked:
                 return sandbox, 0.0
-        for sandbox in self._fresh.values():
+        for sandbox in self._fresh.values() if self.care.check_seconds else ():
             return sandbox, _since(sandbox) + self.care.check_seconds / 2
         return None, 0.0
 

@@ -170,6 +170,19 @@ async def test_checks_can_be_turned_off(rig: OpenRig) -> None:
         frozen = warm(r)[0]
         r.backend.freeze(frozen)
         await r.advance(1000.0)
+        assert warm(r) == [frozen]
+        # And on again: what has not answered for so long is asked first.
+        r.pool.reconfigure(Template("p"), PoolOptions(Bounds(1, 1, 4, 10), care=Care(check_seconds=30.0)))
+        acquiring = asyncio.create_task(r.pool.acquire())
+        await no_answer(r)
+        assert (await acquiring).id != frozen
+
+
+async def test_without_checks_nothing_is_asked_before_a_lease(rig: OpenRig) -> None:
+    async with rig(warm=1, care=Care(check_seconds=0.0)) as r:
+        frozen = warm(r)[0]
+        r.backend.freeze(frozen)
+        await r.advance(1000.0)
         assert (await r.pool.acquire()).id == frozen
 
 
