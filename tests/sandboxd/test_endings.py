@@ -348,7 +348,9 @@ async def terminated(served: Served, client: Client, phases: Sequence[Phase]) ->
         assert wrong == {}
     await gone(served.state, served.before)
     assert [pid for cell, _ in calls for pid in marked(cell.target.marker)] == []
-    assert "Traceback" not in served.log()
+    # gRPC says so itself where a connection broke under a message that it was sending.
+    log = served.log()
+    assert log.count("Traceback") == log.count("ExecuteBatchError raised in core"), log
 
 
 async def all_settled(client: Client) -> bool:
