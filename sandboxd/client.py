@@ -23,7 +23,7 @@ import grpc
 from sandboxd import inspection_replies, replies, requests
 from sandboxd.acquisition import Acquisition, countdown
 from sandboxd.config import default_address
-from sandboxd.errors import BackendUnavailable, SandboxdError, SandboxLost
+from sandboxd.errors import AcquireTimedOut, BackendUnavailable, NotFound, SandboxdError, SandboxLost
 from sandboxd.inspection_replies import SandboxFailure, SandboxReport
 from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
@@ -181,8 +181,7 @@ class Client(RemotePools):
 
     def keep(self, sandbox: pb.Sandbox) -> Box:
         """Renews a lease that was just given."""
-        ttl = sandbox.expire_time.ToNanoseconds() / 1e9 - time.time()
-        box = Box(self, sandbox.name, ttl)
+        box = Box(self, sandbox.name, sandbox.ttl.ToNanoseconds() / 1e9)
         self._boxes[sandbox.name] = box
         if box.renew_at < self._next_renewal:
             self._nudge.set()
@@ -233,13 +232,13 @@ class Client(RemotePools):
     async def _renew(self, box: Box) -> None:
         try:
             await self.answered(self.sandboxes.RenewSandbox, pb.RenewSandboxRequest(name=box.name))
-        except BackendUnavailable:
-            # The daemon may come back before the lease ends; the next call on the box tells if not.
-            pass
-        except SandboxdError as error:
+        except (NotFound, SandboxLost) as error:
             box.ended = error
             self._boxes.pop(box.name, None)
             return
+        except SandboxdError:
+            # The daemon may answer before the lease ends; the next call on the box tells if not.
+            pass
         box.renew_at = time.monotonic() + box.ttl * RENEW_FRACTION
 
 
@@ -263,7 +262,7 @@ class Box(RemoteFiles, RemoteCommands):
 
         A daemon that cannot be reached ends the lease by itself when its time runs out.
         """
-        with contextlib.suppress(BackendUnavailable):
+        with contextlib.suppress(BackendUnavailable, AcquireTimedOut):
             await self._client.end_lease(self)
 
     @contextlib.asynccontextmanager

@@ -264,6 +264,7 @@ def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbo
         create_time=timestamp(value.created + calendar_offset),
         expire_time=None if value.expiry is None else timestamp(value.expiry + calendar_offset),
         labels=value.labels,
+        ttl=duration(value.ttl) if value.ttl else None,
     )
 
 

@@ -65,7 +65,7 @@ class ExecConnection:
         """See `Connection`. Raises InvalidRequest for a terminal, a named command, and what is not UTF-8."""
         if command.terminal is not None:
             raise InvalidRequest(f"a terminal {NEEDS_GUEST}", phase=Phase.EXEC)
-        if command.id:
+        if command.id and not command.resumable:
             raise NoCommands.refusal(command.id)
         run = _Run(self, command)
         await run.start()

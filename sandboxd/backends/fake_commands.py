@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from sandboxd.backends.host_process import HostProcess
-from sandboxd.errors import CommandExists, CommandNotFound
+from sandboxd.errors import BackendUnavailable, CommandExists, CommandNotFound, Phase
 from sandboxd.guest.replay import ENDED_LIMIT, Replay
 from sandboxd.types import Command, CommandInfo, Event, Exited, Kept, Started, Stderr, Stdout
 
@@ -26,15 +26,16 @@ class FakeCommands:
         """Runs a named command; leaving the block ends it unless it is detached. Raises CommandExists."""
         if command.id in self._records:
             raise CommandExists.named(command.id)
-        record = self._records[command.id] = _Record(process)
+        record = self._records[command.id] = _Record(process, resumable=command.resumable)
         record.task = asyncio.create_task(self._run(command.id, record), name=f"command {command.id}")
         self._tasks.add(record.task)
         record.task.add_done_callback(self._tasks.discard)
         record.task.add_done_callback(lambda _: record.wake())
         try:
-            yield _Follower(record, self._check, (0, 0))
+            yield _Follower(record, self._check, (0, 0), command.id)
         finally:
             if not command.detached:
+                record.cancelled = command.resumable and record.exited is None
                 process.kill_tree()
 
     @contextlib.asynccontextmanager
@@ -42,7 +43,9 @@ class FakeCommands:
         self, command_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0
     ) -> AsyncIterator[_Follower]:
         """See `base.Commands`."""
-        yield _Follower(self._record(command_id), self._check, (stdout_offset, stderr_offset))
+        record = self._record(command_id)
+        record.check(command_id)
+        yield _Follower(record, self._check, (stdout_offset, stderr_offset), command_id)
 
     async def signal(self, command_id: str, number: int) -> None:
         """See `base.Commands`."""
@@ -51,7 +54,9 @@ class FakeCommands:
     async def known(self) -> list[CommandInfo]:
         """See `base.Commands`."""
         self._check()
-        return [record.info(command_id) for command_id, record in self._records.items()]
+        return [
+            record.info(command_id) for command_id, record in self._records.items() if not record.resumable
+        ]
 
     async def forget(self, command_id: str) -> None:
         """See `base.Commands`."""
@@ -95,8 +100,11 @@ class _Record:
 
     task: asyncio.Task[None]
 
-    def __init__(self, process: HostProcess) -> None:
+    def __init__(self, process: HostProcess, *, resumable: bool) -> None:
         self.process = process
+        self.resumable = resumable
+        # Its caller left: whoever asks for its end is told that, not how it was killed.
+        self.cancelled = False
         self.started = False
         self.exited: Exited | None = None
         self.streams: dict[type[Stdout | Stderr], Replay] = {Stdout: Replay(), Stderr: Replay()}
@@ -116,6 +124,14 @@ class _Record:
         self.more.set()
         self.more = asyncio.Event()
 
+    def check(self, command_id: str) -> None:
+        """Raises BackendUnavailable when its caller left."""
+        if self.cancelled:
+            raise BackendUnavailable(
+                f"command {command_id!r} was ended with the call that ran it, whose connection broke",
+                phase=Phase.EXEC,
+            )
+
     async def signal(self, number: int) -> None:
         await self.process.input.decided.wait()
         self.process.signal(number)
@@ -128,8 +144,10 @@ class _Record:
 class _Follower:
     """Implements `base.Execution` for one reader of a named command, which has no terminal."""
 
-    def __init__(self, record: _Record, check: Callable[[], None], offsets: tuple[int, int]) -> None:
-        self._record, self._check = record, check
+    def __init__(
+        self, record: _Record, check: Callable[[], None], offsets: tuple[int, int], command_id: str
+    ) -> None:
+        self._record, self._check, self._id = record, check, command_id
         self._next: dict[type[Stdout | Stderr], int] = {Stdout: offsets[0], Stderr: offsets[1]}
         self._told_start = False
         self._told_end = False
@@ -174,4 +192,6 @@ class _Follower:
                 self._next[kind] = offset + len(data)
                 return kind(data, offset)
         self._told_end = record.exited is not None
+        if record.exited is not None:
+            record.check(self._id)
         return record.exited

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from sandboxd.backends.channel import Broken, Channel
-from sandboxd.errors import CommandExists, CommandNotFound, Phase, SandboxLost
+from sandboxd.errors import BackendUnavailable, CommandExists, CommandNotFound, Phase, SandboxLost
 from sandboxd.guest import wire
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout
 
@@ -101,7 +101,7 @@ class GuestExecution:
         if kind == wire.STARTED and not self._started:
             self._started = True
             return Started()
-        if kind == wire.ERROR and self._id and not self._started:
+        if kind == wire.ERROR and self._id and (not self._started or payload == CANCELLED):
             self._ended = True
             raise refusal(self._id, kind, payload)
         if kind in self._offsets and self._started and len(payload) > wire.OFFSET.size:
@@ -134,7 +134,13 @@ class GuestExecution:
         return Exited(ExitReason[wire.REASONS[reason]], code, number, wall, cpu, detail)
 
 
-def refusal(command_id: str, kind: int, payload: bytes) -> CommandExists | CommandNotFound:
+# After its start a named command is told no other error.
+CANCELLED = wire.ERROR_FIELDS.pack(errno.ECANCELED)
+
+
+def refusal(
+    command_id: str, kind: int, payload: bytes
+) -> CommandExists | CommandNotFound | BackendUnavailable:
     """What to raise for the guest's answer about a named command. Raises wire.Malformed for what is none."""
     number = 0
     if kind == wire.ERROR and len(payload) >= wire.ERROR_FIELDS.size:
@@ -143,4 +149,9 @@ def refusal(command_id: str, kind: int, payload: bytes) -> CommandExists | Comma
         return CommandExists.named(command_id)
     if number == errno.ENOENT:
         return CommandNotFound.named(command_id)
+    if number == errno.ECANCELED:
+        return BackendUnavailable(
+            f"command {command_id!r} was ended with the call that ran it, whose connection broke",
+            phase=Phase.EXEC,
+        )
     raise wire.Malformed(f"frame {kind} is no answer to a request about a command")

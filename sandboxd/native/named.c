@@ -14,6 +14,9 @@ enum {
     ENDED_MOST = 64,
     /* With more output than this in all fewer are kept: it is memory of the sandbox. */
     ENDED_BYTES = 16 << 20,
+    /* What nobody named is kept for the time of a daemon's restart alone. */
+    RESUMABLE_MOST = 16,
+    RESUMABLE_BYTES = 2 << 20,
 };
 
 bool named_is(char kind) {
@@ -53,16 +56,29 @@ static struct record *find(const struct named *named, const char *id, size_t len
     return NULL;
 }
 
-void named_forget(struct named *named, struct record *record) {
-    if (!record->listed)
-        return;
-    named_remove(named, record);
-    record_abandon(record);
-    record_release(record);
-}
-
 static size_t held(const struct record *record) {
     return record->streams[0].held + record->streams[1].held;
+}
+
+/* Drops the oldest of the ended ones of a kind, until so many and so much of them is left. */
+static void keep_most(struct named *named, bool resumable, size_t most, size_t most_bytes) {
+    size_t count = 0, bytes = 0;
+    for (struct record *each = named->first; each != NULL; each = each->after)
+        if (each->ending != NULL && each->resumable == resumable) {
+            count++;
+            bytes += held(each);
+        }
+    for (struct record *each = named->first, *after; each != NULL; each = after) {
+        after = each->after;
+        if (count <= most && bytes <= most_bytes)
+            return;
+        if (each->ending == NULL || each->resumable != resumable)
+            continue;
+        count--;
+        bytes -= held(each);
+        named_remove(named, each);
+        record_release(each);
+    }
 }
 
 void named_ended(struct named *named, struct record *record) {
@@ -70,23 +86,10 @@ void named_ended(struct named *named, struct record *record) {
         return;
     named_remove(named, record);
     named_append(named, record);
-    size_t count = 0, bytes = 0;
-    for (struct record *each = named->first; each != NULL; each = each->after)
-        if (each->ending != NULL) {
-            count++;
-            bytes += held(each);
-        }
-    for (struct record *each = named->first, *after; each != NULL; each = after) {
-        after = each->after;
-        if (count <= ENDED_MOST && bytes <= ENDED_BYTES)
-            return;
-        if (each->ending == NULL)
-            continue;
-        count--;
-        bytes -= held(each);
-        named_remove(named, each);
-        record_release(each);
-    }
+    if (record->resumable)
+        keep_most(named, true, RESUMABLE_MOST, RESUMABLE_BYTES);
+    else
+        keep_most(named, false, ENDED_MOST, ENDED_BYTES);
 }
 
 /* -- listing */
@@ -130,7 +133,8 @@ static void list(const struct named *named, struct peer *peer) {
     struct listing *listing = memory_get(sizeof *listing);
     listing->giver.kind = &LISTING;
     for (const struct record *record = named->first; record != NULL; record = record->after)
-        add_info(&listing->infos, record);
+        if (!record->resumable)
+            add_info(&listing->infos, record);
     transfer_send(peer, &listing->giver);
 }
 
@@ -159,6 +163,7 @@ static bool begin_command(struct named *named, struct peer *peer, const char *pa
     }
     static const uint64_t from_the_begin[2];
     struct record *record = record_new(named, id, id_length);
+    record->resumable = payload[0] == WIRE_RESUMABLE;
     /* What cannot be started has told its end by then. */
     struct command *command = command_start(named->commands, &request, &record->outlet);
     exec_request_free(&request);
@@ -187,6 +192,8 @@ bool named_begin(struct named *named, struct peer *peer, char kind, const char *
     struct record *record = find(named, payload + fields, size - fields);
     if (record == NULL)
         return refuse(peer, ENOENT, "no such command");
+    if (kind == WIRE_ATTACH && record->cancelled)
+        return refuse(peer, ECANCELED, "its caller left");
     if (kind == WIRE_ATTACH) {
         uint64_t offsets[2] = {wire_get64(payload), wire_get64(payload + 8)};
         record_follow(record, peer, offsets, false);
@@ -196,7 +203,9 @@ bool named_begin(struct named *named, struct peer *peer, char kind, const char *
         if (!record_received(record, WIRE_SIGNAL, payload, 4))
             return false;
     } else {
-        named_forget(named, record);
+        named_remove(named, record);
+        record_abandon(record);
+        record_release(record);
     }
     transfer_done(peer, 0);
     return true;

@@ -3,6 +3,7 @@
 
 #include "wire.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +50,11 @@ void record_abandon(struct record *record) {
         command_abandon(record->command);
 }
 
+void record_cancel(struct record *record) {
+    record->cancelled = record->command != NULL;
+    record_abandon(record);
+}
+
 bool record_received(struct record *record, char kind, const char *payload, size_t size) {
     return record->command == NULL || command_received(record->command, kind, payload, size);
 }
@@ -83,6 +89,11 @@ static bool tell_next(struct follower *follower) {
     if (record->ending == NULL || follower->told_end)
         return false;
     follower->told_end = true;
+    if (record->cancelled) {
+        wire_put32(number, ECANCELED);
+        peer_send(peer, WIRE_ERROR, (struct iovec){number, 4}, nothing);
+        return true;
+    }
     peer_send(peer, WIRE_EXITED, (struct iovec){record->ending, record->ending_length}, nothing);
     return true;
 }
@@ -98,7 +109,7 @@ static bool follower_received(struct operation *operation, char kind, const char
     struct record *record = ((struct follower *)operation)->record;
     if (kind != WIRE_FORGET)
         return record_received(record, kind, payload, size);
-    named_forget(record->named, record);
+    record_cancel(record);
     return true;
 }
 

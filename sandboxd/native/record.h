@@ -19,6 +19,8 @@ struct record {
     uint32_t pid;
     unsigned holders; /* The list, the command and each follower. */
     bool started, listed;
+    bool resumable; /* its caller's own, kept for the case that the daemon dies */
+    bool cancelled; /* its caller left: whoever asks for its end is told that, not how it was killed */
 };
 
 /* A listed one, that nothing was started for yet. */
@@ -35,8 +37,8 @@ void record_follow(struct record *record, struct peer *peer, const uint64_t *off
 /* Puts it at the end of the list, or takes it off. */
 void named_append(struct named *named, struct record *record);
 void named_remove(struct named *named, struct record *record);
-/* Takes it off the list, if it is on it, and ends its command. */
-void named_forget(struct named *named, struct record *record);
+/* Ends the command of a caller that left. */
+void record_cancel(struct record *record);
 /* It has ended: makes room for it, if it was not forgotten before. */
 void named_ended(struct named *named, struct record *record);
 
