@@ -158,6 +158,12 @@ async def test_many_commands_at_once(box: Connection) -> None:
     assert [task.result().stdout for task in running] == [f"{n}\n".encode() for n in range(20)]
 
 
+async def test_a_command_that_would_outlive_the_daemon_runs_everywhere(box: Connection) -> None:
+    for name in ("r1", "r2"):
+        command = Command((b"echo", b"once"), id=name, resumable=True, output_limit=1000)
+        assert (await execute(box, command)).stdout == b"once\n"
+
+
 async def test_sandboxes_do_not_share_files(case: Case) -> None:
     async with case.sandbox() as one, case.sandbox() as other:
         await one.files.write(b"mine", pieces(b"1"), 0o644)
