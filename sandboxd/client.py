@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import math
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -179,6 +180,18 @@ class Client(RemotePools):
             raise
         return [self.keep(sandbox) for sandbox in sandboxes]
 
+    async def lease_forks(self, request: pb.ForkSandboxRequest) -> list[Box]:
+        """Leases forks and keeps the leases alive; `Box.fork` builds the request."""
+        request.request_id = uuid.uuid4().hex
+        try:
+            reply = await self.patience.call(lambda: self.sandboxes.ForkSandbox(request))
+        except asyncio.CancelledError:
+            pool = request.name.removeprefix(SANDBOX_PREFIX).rpartition("-")[0]
+            given = pb.AcquireSandboxRequest(pool=POOL_PREFIX + pool, request_id=request.request_id)
+            self._tasks.create_task(self._withdraw(given), name="withdrawal")
+            raise
+        return [self.keep(sandbox) for sandbox in reply.sandboxes]
+
     def keep(self, sandbox: pb.Sandbox) -> Box:
         """Renews a lease that was just given."""
         box = Box(self, sandbox.name, sandbox.ttl.ToNanoseconds() / 1e9)
@@ -280,9 +293,7 @@ class Box(RemoteFiles, RemoteCommands):
         request = pb.ForkSandboxRequest(
             name=self.name, count=count, ttl=None if ttl is None else duration(ttl), labels=labels
         )
-        with translated():
-            reply = await self._stub.ForkSandbox(request)
-        forks = [self._client.keep(sandbox) for sandbox in reply.sandboxes]
+        forks = await self._client.lease_forks(request)
         try:
             yield forks
         finally:

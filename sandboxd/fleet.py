@@ -233,7 +233,7 @@ class Fleet:
         task = self._tasks.create_task(self._fork(source, forks, lease, done), name=f"fork {source.id}")
         task.add_done_callback(lambda _: self._fork_ended(forks, done))
         for fork in forks:
-            self.sandboxes[fork.id], fork.task = fork, task
+            self.sandboxes[fork.id], fork.task, fork.gang = fork, task, count
         self.changes.tell()
         return forks, done
 

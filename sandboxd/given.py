@@ -40,10 +40,13 @@ class Requests:
     async def once(
         self, request_id: str, count: int, acquire: Callable[[], Awaitable[Sequence[str]]]
     ) -> Sequence[str]:
-        """The ids of what `acquire` gives, or gave to an earlier call of this id; calls at once share one.
+        """The ids of what `acquire` gives, or gave to an earlier call of this id; calls at once share one. An
+        empty id is nobody's.
 
         Raises what `acquire` raises; a request that failed may be made again.
         """
+        if not request_id:
+            return await acquire()
         while (earlier := self._given.get(request_id)) is not None:
             await asyncio.wait({earlier})
             if not earlier.cancelled():

@@ -169,26 +169,27 @@ class Pool:
                 self._release_all(waiter.sandboxes())
                 raise
 
-        if lease.request_id:
-            ids = await self._requests.once(lease.request_id, claim.count, acquire)
-        else:
-            ids = await acquire()
+        ids = await self._requests.once(lease.request_id, claim.count, acquire)
         return [self.get(sandbox_id) for sandbox_id in ids]
 
     async def fork(self, sandbox_id: str, count: int, lease: Lease) -> list[Sandbox]:
         """Leases `count` new sandboxes whose files are as this one's are now; all or none.
 
-        Raises PoolFull, Draining, StartFailed, InvalidRequest where the backend cannot, and as `get`.
+        A `request_id` is as with `acquire_all`. Raises PoolFull, Draining, StartFailed, InvalidRequest where
+        the backend cannot, and as `get`.
         """
-        source = self.get(sandbox_id)
         self._check_open()
-        forks, done = self._fleet.fork(source, count, lease)
-        try:
-            await asyncio.shield(done)
-        except asyncio.CancelledError:
-            done.add_done_callback(lambda _: self._release_all(forks))
-            raise
-        return forks
+
+        async def fork() -> list[str]:
+            forks, done = self._fleet.fork(self.get(sandbox_id), count, lease)
+            try:
+                await asyncio.shield(done)
+                return [self.get(each.id).id for each in forks]
+            except BaseException:
+                done.add_done_callback(lambda _: self._release_all(forks))
+                raise
+
+        return [self.get(each) for each in await self._requests.once(lease.request_id, count, fork)]
 
     def _release_all(self, sandboxes: Iterable[Sandbox]) -> None:
         for sandbox in sandboxes:

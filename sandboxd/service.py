@@ -19,7 +19,6 @@ from grpc_status import rpc_status
 from sandboxd import inspection_wire, wire
 from sandboxd.backends.base import Commands, Files
 from sandboxd.errors import Internal, InvalidRequest, SandboxdError
-from sandboxd.leases import Lease
 from sandboxd.pools import Pools
 from sandboxd.status import to_status
 from sandboxd.streams import joined, talk, while_running
@@ -171,9 +170,7 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     @unary
     async def ForkSandbox(self, request: pb.ForkSandboxRequest, context: Context) -> pb.ForkSandboxResponse:
         pool, sandbox_id = self._pools.holding(request.name)
-        ttl = wire.seconds(request.ttl, "ttl") if request.HasField("ttl") else None
-        lease = Lease(ttl=ttl, labels=wire.labels(request.labels))
-        forks = await pool.fork(sandbox_id, wire.fork_count(request), lease)
+        forks = await pool.fork(sandbox_id, wire.fork_count(request), wire.lease(request))
         return pb.ForkSandboxResponse(sandboxes=[self._pools.encode(pool, fork) for fork in forks])
 
     @unary

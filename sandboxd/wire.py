@@ -73,13 +73,16 @@ def labels(value: Mapping[str, str]) -> dict[str, str]:
     return dict(value)
 
 
-def request_id(request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest) -> str:
+Granting = pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest | pb.ForkSandboxRequest
+
+
+def request_id(request: Granting) -> str:
     if len(request.request_id.encode()) > REQUEST_ID_BYTES_LIMIT:
         raise InvalidRequest(f"request_id is longer than {REQUEST_ID_BYTES_LIMIT} bytes")
     return request.request_id
 
 
-def lease(request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest) -> Lease:
+def lease(request: Granting) -> Lease:
     ttl = seconds(request.ttl, "ttl") if request.HasField("ttl") else None
     return Lease(ttl=ttl, labels=labels(request.labels), request_id=request_id(request))
 

@@ -237,7 +237,7 @@ class ListFailuresResponse(_message.Message):
     def __init__(self, failures: _Optional[_Iterable[_Union[SandboxFailure, _Mapping]]] = ...) -> None: ...
 
 class ForkSandboxRequest(_message.Message):
-    __slots__ = ("name", "count", "ttl", "labels")
+    __slots__ = ("name", "count", "ttl", "labels", "request_id")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -249,11 +249,13 @@ class ForkSandboxRequest(_message.Message):
     COUNT_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     count: int
     ttl: _duration_pb2.Duration
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ForkSandboxResponse(_message.Message):
     __slots__ = ("sandboxes",)

@@ -266,3 +266,15 @@ async def test_a_refused_waiter_is_told_when_it_would_have_been_served(rig: Open
         assert raised.value.retry_after == pytest.approx(20.0, rel=0.1)
         for waiter in waiting:
             waiter.cancel()
+
+
+async def test_a_repeated_request_is_given_the_same_forks(rig: OpenRig) -> None:
+    async with rig() as r:
+        source = await r.pool.acquire()
+        asked = Lease(request_id="twice")
+        first, second = await asyncio.gather(*(r.pool.fork(source.id, 2, asked) for _ in range(2)))
+        assert [fork.id for fork in first] == [fork.id for fork in second]
+        assert "3 active" in r.counts
+        r.pool.release_request("twice")
+        await settle()
+        assert "1 active" in r.counts
