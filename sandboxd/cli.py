@@ -280,6 +280,11 @@ async def _doctor(arguments: argparse.Namespace) -> int:
     return await run(arguments)
 
 
+def _is_no_broken_call(record: logging.LogRecord) -> bool:
+    """False for gRPC's word, with a traceback, that a client died under a message to it: no fault here."""
+    return "ExecuteBatchError" not in record.getMessage()
+
+
 async def _serve(arguments: argparse.Namespace) -> int:
     # Imported late: the other parts need no server, and start faster without.
     from sandboxd.daemon import Control, serve
@@ -299,6 +304,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         )
 
     config = read()
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_broken_call)
     logging.basicConfig(
         level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )

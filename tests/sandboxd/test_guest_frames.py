@@ -181,6 +181,13 @@ def test_without_a_free_descriptor_connections_wait(tmp_path: Path) -> None:
     assert started.end() == 0
 
 
+def test_what_its_starter_ignored_is_not_handed_down(tmp_path: Path) -> None:
+    started = Started(tmp_path / "s", "sh", "-c", 'trap "" USR1 HUP QUIT; exec "$0" "$@"')
+    said = run(tmp_path / "s", command(b"grep", b"SigIgn", b"/proc/self/status"))[0]
+    assert said == b"SigIgn:\t" + b"0" * 16 + b"\n"
+    assert started.end() == 0
+
+
 def test_nothing_of_the_guest_is_handed_down(path: Path) -> None:
     script = b"ls /proc/self/fd; grep -E '^(Sig(Blk|Ign)|NoNewPrivs)' /proc/self/status"
     found = run(path, command(b"sh", b"-c", script))[0].decode().split("\n")
