@@ -10,7 +10,7 @@ from sandboxd.backends.base import Backend
 from sandboxd.changes import Changes
 from sandboxd.clock import Clock
 from sandboxd.errors import BackendUnavailable
-from sandboxd.lifetime import first_of
+from sandboxd.lifetime import faults_become, first_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ class Availability:
     async def _look(self) -> BackendUnavailable | None:
         try:
             async with self._clock.timeout(self._looks.answer):
-                await self._backend.check()
+                with faults_become(BackendUnavailable, f"looking at {self.name}", known=BackendUnavailable):
+                    await self._backend.check()
         except TimeoutError:
             seconds = self._looks.answer
             return BackendUnavailable(f"the {self.name} backend gave no answer within {seconds:g} s")

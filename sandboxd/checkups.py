@@ -18,6 +18,7 @@ from sandboxd.care import Care
 from sandboxd.clock import Clock
 from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, SandboxLost
 from sandboxd.ledger import Ledger
+from sandboxd.lifetime import faults_become
 from sandboxd.sandbox import Sandbox
 from sandboxd.types import SandboxState
 
@@ -141,7 +142,7 @@ class Checkups:
                 return False
             why = f"sandbox {sandbox.id} gave no answer within {QUESTIONS * ANSWER_SECONDS:g} s"
             self._tell(sandbox, SandboxLost(why, phase=Phase.READY))
-        except SandboxLost as error:
+        except SandboxdError as error:
             self._tell(sandbox, error)
         else:
             self._hear(sandbox)
@@ -150,12 +151,13 @@ class Checkups:
         return True
 
     async def _ping(self, sandbox: Sandbox) -> None:
-        """Raises SandboxLost, BackendUnavailable, TimeoutError."""
+        """Raises SandboxLost, BackendUnavailable, TimeoutError. A question that fails is no answer."""
         for question in range(QUESTIONS):
             try:
                 async with self._clock.timeout(ANSWER_SECONDS):
                     if sandbox.connection is not None:
-                        await sandbox.connection.ping()
+                        with faults_become(_silent, f"asking {sandbox.id}"):
+                            await sandbox.connection.ping()
                     return
             except TimeoutError:
                 if question == QUESTIONS - 1:
@@ -174,6 +176,10 @@ class Checkups:
         if doubted:
             self._owner.ledger.trust(sandbox.id)
             self._owner.pump()
+
+
+def _silent(why: str) -> SandboxLost:
+    return SandboxLost(f"the question failed: {why}", phase=Phase.READY)
 
 
 def _since(sandbox: Sandbox) -> float:

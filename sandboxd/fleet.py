@@ -20,7 +20,7 @@ from sandboxd.care import Care
 from sandboxd.changes import Changes
 from sandboxd.checkups import Checkups
 from sandboxd.clock import Clock
-from sandboxd.errors import Internal, SandboxdError, SandboxLost, StartFailed
+from sandboxd.errors import SandboxdError, SandboxLost, StartFailed
 from sandboxd.forking import Forks
 from sandboxd.insisting import insist
 from sandboxd.journal import Journal
@@ -32,7 +32,7 @@ from sandboxd.proof import Proof
 from sandboxd.quarantine import Quarantine
 from sandboxd.regulator import Regulation, Regulator
 from sandboxd.resetting import Resets
-from sandboxd.sandbox import Sandbox
+from sandboxd.sandbox import Sandbox, lost
 from sandboxd.starting import RetryPolicy, Starter, faults_fail_the_start
 from sandboxd.turns import Turns
 from sandboxd.types import SandboxState, Template
@@ -342,9 +342,7 @@ class Fleet:
             self._checkups.answered(sandbox)
 
     async def _watch(self, sandbox: Sandbox) -> None:
-        if sandbox.connection is None:
-            raise Internal(f"sandbox {sandbox.id!r} is ready but has no connection")
-        why = await sandbox.connection.wait_lost()
+        why = await lost(sandbox)
         if sandbox.state not in (SandboxState.WARM, SandboxState.ACTIVE):
             return
         leased = sandbox.state is SandboxState.ACTIVE

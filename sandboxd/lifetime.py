@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -34,6 +35,22 @@ class Tasks(asyncio.TaskGroup):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await super().__aexit__(None, None, None)
+
+
+@contextlib.contextmanager
+def faults_become(
+    error_of: Callable[[str], SandboxdError], doing: str, *, known: type[SandboxdError] = SandboxdError
+) -> Iterator[None]:
+    """Raises what `error_of` makes of a fault of a backend's own code, after a traceback in the log; `known`
+    passes. Without this the task would end, and take every other task of the daemon down with it.
+    """
+    try:
+        yield
+    except known:
+        raise
+    except Exception as error:
+        logger.exception("%s", doing)
+        raise error_of(f"{type(error).__name__}: {error}") from error
 
 
 async def in_thread(work: Callable[..., Result], *arguments: Any) -> Result:

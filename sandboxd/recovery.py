@@ -17,6 +17,7 @@ from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.journal import Entry, Journal
+from sandboxd.lifetime import faults_become
 from sandboxd.pool import Pool
 from sandboxd.sandbox import template_of
 
@@ -75,7 +76,8 @@ async def reclaim(backend: Backend, sandboxes: Iterable[str], clock: Clock) -> N
     while left:
         for sandbox_id in sorted(left):
             try:
-                await backend.destroy(sandbox_id)
+                with faults_become(BackendUnavailable, f"destroying {sandbox_id}", known=BackendUnavailable):
+                    await backend.destroy(sandbox_id)
             except BackendUnavailable as error:
                 logger.warning("%s; trying again in %g s", error.message, RECLAIM_PAUSE_SECONDS)
             else:

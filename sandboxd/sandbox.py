@@ -6,7 +6,9 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 from sandboxd.backends.base import Connection
+from sandboxd.errors import Internal, SandboxdError, SandboxLost
 from sandboxd.journal import Entry
+from sandboxd.lifetime import faults_become
 from sandboxd.types import SandboxState, Template
 
 
@@ -74,6 +76,19 @@ class Sandbox:
             template=own,
             made_from=entry.made_from,
         )
+
+
+async def lost(sandbox: Sandbox) -> str:
+    """Returns, with the cause in words, when it has died. One that cannot be watched any more counts as dead:
+    nobody would hear of its end.
+    """
+    if sandbox.connection is None:
+        raise Internal(f"sandbox {sandbox.id!r} is ready but has no connection")
+    try:
+        with faults_become(SandboxLost, f"watching {sandbox.id}"):
+            return await sandbox.connection.wait_lost()
+    except SandboxdError as error:
+        return error.message
 
 
 def template_of(entry: Entry, pool_template: Template) -> Template:

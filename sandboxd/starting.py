@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.stop import stop_base
@@ -14,10 +14,9 @@ from tenacity.wait import wait_random_exponential
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import Phase, SandboxdError, StartFailed
+from sandboxd.lifetime import faults_become
 from sandboxd.pacing import Pace
 from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
-
-logger = logging.getLogger(__name__)
 
 SETUP_LOG_BYTES = 4096
 
@@ -242,10 +241,5 @@ class Starter:
 @contextlib.contextmanager
 def faults_fail_the_start(doing: str, *, known: type[SandboxdError]) -> Iterator[None]:
     """A fault of the backend's own code must not take the other sandboxes down with it; `known` passes."""
-    try:
+    with faults_become(partial(StartFailed, retryable=False), doing, known=known):
         yield
-    except known:
-        raise
-    except Exception as error:
-        logger.exception("%s", doing)
-        raise StartFailed(f"{type(error).__name__}: {error}", retryable=False) from error

@@ -9,6 +9,7 @@ from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend
 from sandboxd.clock import Clock
 from sandboxd.errors import BackendUnavailable
+from sandboxd.lifetime import faults_become
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +35,12 @@ async def sweep(
 
 async def _sweep_once(backend: Backend, known: Callable[[], set[str]]) -> None:
     try:
-        there = await backend.list_ids()
-        # Only now: what has been begun since is not in the list, and what is in the list was begun before.
-        strays = set(there) - known()
-        for sandbox_id in sorted(strays):
-            await backend.destroy(sandbox_id)
+        with faults_become(BackendUnavailable, f"sweeping {backend.name}", known=BackendUnavailable):
+            there = await backend.list_ids()
+            # Only now: what has been begun since is not in the list, and what is in it was begun before.
+            strays = set(there) - known()
+            for sandbox_id in sorted(strays):
+                await backend.destroy(sandbox_id)
     except BackendUnavailable as error:
         logger.warning("the %s backend was not swept: %s", backend.name, error.message)
         return

@@ -231,9 +231,14 @@ class DockerBackend:
         return {"container": name} if sandbox_id in await self.list_ids() else {}
 
     async def list_ids(self) -> list[str]:
-        """The sandboxes of this instance, by the Engine's word."""
+        """The sandboxes of this instance, by the Engine's word. Raises BackendUnavailable."""
         filters = {"label": [f"{LABEL}={self._instance}", SANDBOX_LABEL]}
-        found = await self._engine.call(lambda api: api.containers(all=True, filters=filters))
+        try:
+            found = await self._engine.call(lambda api: api.containers(all=True, filters=filters))
+        except docker.errors.APIError as error:
+            raise BackendUnavailable(
+                f"the Docker Engine could not list its containers: {error.explanation}"
+            ) from error
         return [container["Labels"][SANDBOX_LABEL] for container in found]
 
     def _remove_leftovers(self, api: Api) -> None:

@@ -141,7 +141,13 @@ class Engine:
                 await asyncio.sleep(PING_PAUSE_SECONDS)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        job = self._threads.submit(function)
+        try:
+            job = self._threads.submit(function)
+        except RuntimeError as error:
+            raise BackendUnavailable(
+                f"no thread for a call of the Docker Engine at {self.url}: {error}; raise this user's limit"
+                " on processes (ulimit -u)"
+            ) from error
         done = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(done)
@@ -153,17 +159,21 @@ class Engine:
                 f"the Docker Engine at {self.url} gave no answer within {self._call_seconds:g} s; see its log"
                 " (journalctl -u docker)"
             ) from error
-        except requests.exceptions.ConnectionError as error:
-            self._check_socket()
-            raise BackendUnavailable(f"the Docker Engine at {self.url} broke off: {error}") from error
         except docker.errors.APIError:
             raise
+        except requests.exceptions.RequestException as error:
+            self._check_socket()
+            raise BackendUnavailable(f"the Docker Engine at {self.url} broke off: {error}") from error
         except docker.errors.DockerException as error:
             raise BackendUnavailable(f"no Docker Engine at {self.url}: {error}") from error
 
     def _check_socket(self) -> None:
         """Raises BackendUnavailable with the exact cause when nobody listens."""
-        with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe = socket.socket(socket.AF_UNIX)
+        except OSError as error:
+            raise self._unreachable(error) from error
+        with probe:
             # One that is hung takes no more connections once its queue is full.
             probe.setblocking(False)
             try:
@@ -179,12 +189,21 @@ class Engine:
                     " (sudo systemctl start docker), or name another socket by DOCKER_HOST"
                 ) from error
 
+    def _unreachable(self, error: OSError) -> BackendUnavailable:
+        """For a fault on this side."""
+        return BackendUnavailable(
+            f"the Docker Engine at {self.url} cannot be reached: {error.strerror or error}; where these are"
+            " too many open files, raise the limit (ulimit -n)"
+        )
+
     async def ended(self, container: str) -> str | None:
-        """None while the container runs, else what became of it, in words."""
+        """None while the container runs, else what became of it, in words. Raises BackendUnavailable."""
         try:
             found = await self.call(lambda api: api.inspect_container(container))
         except docker.errors.NotFound:
             return "its container does not exist"
+        except docker.errors.APIError as error:
+            raise BackendUnavailable(f"container {container} could not be looked at: {error}") from error
         state = found["State"]
         if state["Running"]:
             return None
@@ -257,9 +276,9 @@ class Engine:
     async def _connect(self) -> EngineStream:
         try:
             reader, writer = await asyncio.open_unix_connection(self.socket_path, limit=PIECE_BYTES)
-        except OSError:
+        except OSError as error:
             self._check_socket()
-            raise
+            raise self._unreachable(error) from error
         return EngineStream(reader, writer)
 
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 from sandboxd.backends import bare
 from sandboxd.errors import BackendUnavailable
@@ -24,14 +25,31 @@ async def launch(python: str, spec: Mapping[str, object]) -> None:
         done = await asyncio.to_thread(_answered, argv, json.dumps(spec).encode())
     except subprocess.TimeoutExpired as error:
         raise BackendUnavailable(f"the launcher did not start within {START_SECONDS:g} s") from error
+    except (OSError, RuntimeError) as error:
+        # No process or no thread more: both pass, or an operator mends them.
+        raise BackendUnavailable(
+            f"the launcher cannot be started: {error}; see this user's limits (ulimit -a) and the memory left"
+        ) from error
     answer = done.stdout.decode(errors="replace").strip()
     if answer != "ready":
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise BackendUnavailable(f"namespace sandboxes cannot be made here: {answer or last or 'no answer'}")
 
 
+def check_version(hello: Mapping[str, object], ours: int, state: Path) -> None:
+    """Raises BackendUnavailable where the launcher is another version's."""
+    if hello["version"] != ours:
+        raise BackendUnavailable(
+            f"the launcher in {state} speaks version {hello['version']}, this daemon {ours}; stop it"
+            f" (pid {hello['pid']}) and start again"
+        )
+
+
 def end_of(keeper: int) -> asyncio.Future[None]:
-    """Resolved when this process, no child of ours, has ended: nothing is left of its launcher then."""
+    """Resolved when this process, no child of ours, has ended: nothing is left of its launcher then.
+
+    Raises BackendUnavailable where it cannot be watched.
+    """
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
     try:
@@ -39,6 +57,11 @@ def end_of(keeper: int) -> asyncio.Future[None]:
     except ProcessLookupError:
         end.set_result(None)
         return end
+    except OSError as error:
+        raise BackendUnavailable(
+            f"the launcher's keeper, pid {keeper}, cannot be watched: {error.strerror}; where these are too"
+            " many open files, raise the limit (ulimit -n)"
+        ) from error
 
     def ended() -> None:
         loop.remove_reader(fd)

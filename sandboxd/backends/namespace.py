@@ -334,15 +334,14 @@ class NamespaceBackend:
             if self._link is not None:
                 await self._link.close()
             link, hello = await self._greeted()
-            if hello["version"] != VERSION:
+            try:
+                launching.check_version(hello, VERSION, self._state)
+                self._keeper_end = launching.end_of(hello["keeper"])
+            except BackendUnavailable:
                 await link.close()
-                raise BackendUnavailable(
-                    f"the launcher in {self._state} speaks version {hello['version']}, this daemon"
-                    f" {VERSION}; stop it (pid {hello['pid']}) and start again"
-                )
+                raise
             self._link = link
             self._image_ids = hello["images"]
-            self._keeper_end = launching.end_of(hello["keeper"])
             self._enforced = frozenset(hello["enforced"])
             self.launcher_pid = hello["pid"]
             return link
