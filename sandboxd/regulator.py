@@ -65,11 +65,11 @@ class Regulator:
         room = 0 if self.held else self._room(ledger, prepared=starter.is_prepared)
         plan = ledger.plan(may_fill=self.health.may_fill(now), room=room if may is None else min(room, may))
         self.bucket.take(now, len(plan.start) + len(plan.resume))
+        left = self.bucket.available(now)
+        wants = plan.held_back if left is None else min(plan.held_back, left)
+        # One that is held takes nothing when it is woken; two of them would wake one another for ever.
         if starter.is_prepared:
-            left = self.bucket.available(now)
-            self._share.hold(
-                len(ledger.starting), wants=plan.held_back if left is None else min(plan.held_back, left)
-            )
+            self._share.hold(len(ledger.starting), wants=0 if self.held else wants)
         times = [self.sizing.changes_at(now)]
         if not self.health.may_fill(now):
             times.append(self.health.fills_at)

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from sandboxd.availability import Availability
 from sandboxd.backends.fake import FakeBackend, FakeScript
 from sandboxd.backends.faults import Fault, FaultyBackend
 from sandboxd.client import Client
@@ -138,6 +140,28 @@ async def test_a_pool_that_ends_leaves_its_slots_to_others(clock: ManualClock) -
             gone[0].cancel()
         await advance(clock, 1.0)
         assert waiting[0].done()
+
+
+async def test_pools_whose_backend_is_away_do_not_wake_one_another(clock: ManualClock) -> None:
+    shared = Regulation(slots=Slots(Pace(floor=8, ceiling=8)))
+    async with pools(clock, shared, shared, warm=1) as (backend, (first, second)):
+        await advance(clock, 1.0)
+        backend.script.trouble = "away"
+        availability = Availability(backend, clock)
+        for pool in (first, second):
+            pool.depend_on(availability)
+        looking = asyncio.create_task(availability.run())
+        await settle()
+        plans: list[str] = []
+        for pool in (first, second):
+            pool.changes.forward(partial(plans.append, pool.name))
+            pool.resize(warm_target=5)
+        await settle()
+        assert plans == ["p0", "p1"]
+        backend.script.trouble = ""
+        await advance(clock, 1.0)
+        assert starting(first, second) == [4, 4]
+        looking.cancel()
 
 
 async def test_the_limit_rises_while_that_brings_more(clock: ManualClock) -> None:
