@@ -130,7 +130,9 @@ class Fleet:
     def remake(self, template: Template, retry: RetryPolicy, care: Care) -> None:
         """Starts from this template from now on; what is ready or under way from another is replaced."""
         self._template, self._retry = template, retry
-        self._starter = self._new_starter()
+        before, self._starter = self._starter, self._new_starter()
+        # Then those under way go on, and hold their slots.
+        self._starter.is_prepared = before.is_prepared and template.digest == self._made_from
         self._checkups.care = self.quarantine.care = self._resets.care = care
         self._resets.proof = Proof(self._backend, template, self._starter, self._clock)
         if template.digest != self._made_from:

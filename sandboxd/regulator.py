@@ -65,17 +65,24 @@ class Regulator:
         room = 0 if self.held else self._room(ledger, prepared=starter.is_prepared)
         plan = ledger.plan(may_fill=self.health.may_fill(now), room=room if may is None else min(room, may))
         self.bucket.take(now, len(plan.start) + len(plan.resume))
-        left = self.bucket.available(now)
-        wants = plan.held_back if left is None else min(plan.held_back, left)
-        # One that is held takes nothing when it is woken; two of them would wake one another for ever.
-        if starter.is_prepared:
-            self._share.hold(len(ledger.starting), wants=0 if self.held else wants)
+        self._hold(ledger, plan, now, prepared=starter.is_prepared)
         times = [self.sizing.changes_at(now)]
         if not self.health.may_fill(now):
             times.append(self.health.fills_at)
         if plan.held_back and self.bucket.available(now) == 0:
             times.append(self.bucket.next_at(now))
         return plan, min((time for time in times if time is not None), default=None)
+
+    def _hold(self, ledger: Ledger, plan: Plan, now: float, *, prepared: bool) -> None:
+        """Says what this pool has of the slots after a plan, and what it would take."""
+        left = self.bucket.available(now)
+        wants = plan.held_back if left is None else min(plan.held_back, left)
+        if not prepared:
+            # Also what it held before it was to start from another template.
+            self._share.hold(0, wants=0)
+        else:
+            # One that is held takes nothing when it is woken; two of them would wake one another for ever.
+            self._share.hold(len(ledger.starting), wants=0 if self.held else wants)
 
     def _room(self, ledger: Ledger, *, prepared: bool) -> int:
         """How many may begin, as far as slots go."""

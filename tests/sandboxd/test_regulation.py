@@ -43,9 +43,10 @@ async def pools(
     warm: int = 0,
     script: FakeScript | None = None,
     faults: Sequence[str] = (),
+    backend: FakeBackend | None = None,
 ) -> AsyncIterator[tuple[FakeBackend, list[Pool]]]:
     """A pool for each regulation, all on one fake backend whose starts take a second."""
-    backend = FakeBackend(script or FakeScript(start_seconds=1.0), clock=clock)
+    backend = backend or FakeBackend(script or FakeScript(start_seconds=1.0), clock=clock)
     made = []
     async with contextlib.AsyncExitStack() as stack:
         for number, regulation in enumerate(regulations):
@@ -113,6 +114,34 @@ async def test_who_waits_for_an_image_keeps_no_other_pool_waiting(clock: ManualC
         await asyncio.gather(*waiting)
         for caller in pulling:
             caller.cancel()
+
+
+class Pulling(FakeBackend):
+    """Nobody sends it the image `slow`."""
+
+    async def prepare(self, template: Template) -> None:
+        if template.image == "slow":
+            await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize(("image", "others"), [("slow", 4), (None, 0)])
+async def test_another_template_leaves_the_slots_of_what_it_replaces(
+    clock: ManualClock, image: str | None, others: int
+) -> None:
+    """Settings that replace nothing leave none: those starts go on."""
+    shared = Regulation(slots=Slots(Pace(floor=8, ceiling=8)))
+    backend = Pulling(FakeScript(start_seconds=1.0), clock=clock)
+    async with pools(clock, shared, shared, backend=backend) as (_, (first, second)):
+        await prepare(clock, first, second)
+        backend.script.start_seconds = 1e6
+        first.resize(warm_target=8)
+        await settle()
+        assert starting(first, second) == [8, 0]
+        options = PoolOptions(Bounds(8, 100, 100, 100), regulation=shared)
+        first.reconfigure(Template("p0", image=image), options)
+        second.resize(warm_target=4)
+        await settle()
+        assert starting(second) == [others]
 
 
 async def test_one_slot_for_two_pools_goes_to_and_fro(clock: ManualClock) -> None:
