@@ -47,5 +47,6 @@ class HealthChecks:
         }
         for pool in self._upkeep.pools.every():
             takes_work = pool.state not in (PoolState.UNAVAILABLE, PoolState.DRAINING)
-            now[f"pools/{pool.name}"] = SERVING if takes_work else NOT_SERVING
+            # One that ends comes after one of the same name that has taken its place.
+            now.setdefault(f"pools/{pool.name}", SERVING if takes_work else NOT_SERVING)
         return now

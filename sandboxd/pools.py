@@ -26,6 +26,8 @@ class Pools:
         self.draining = False
         # Removed from the settings, but not yet without leases.
         self._removed: dict[str, Pool] = {}
+        # Removed and without leases: they destroy what they have, and one of the same name may be there.
+        self._ending: list[Pool] = []
 
     def add(self, pool: Pool) -> None:
         """Serves a new one."""
@@ -50,14 +52,19 @@ class Pools:
         """True from `remove` on."""
         return self._removed.get(pool.name) is pool
 
+    def ends(self, pool: Pool) -> None:
+        """It begins to destroy what it has, and can no more be revived."""
+        if self.is_removed(pool):
+            self._ending.append(self._removed.pop(pool.name))
+
     def forget(self, pool: Pool) -> None:
         """It has ended."""
-        if self.is_removed(pool):
-            del self._removed[pool.name]
+        if pool in self._ending:
+            self._ending.remove(pool)
 
     def every(self) -> list[Pool]:
-        """All that may have sandboxes."""
-        return [*self.by_name.values(), *self._removed.values()]
+        """All that may have sandboxes, those that are served first."""
+        return [*self.by_name.values(), *self._removed.values(), *self._ending]
 
     def sandbox_ids(self) -> set[str]:
         """The sandboxes of all of them, in any state; one that is being reset by both its names."""

@@ -129,6 +129,8 @@ class Upkeep:
                 while not self._ending and not (self.pools.is_removed(pool) and pool.idle):
                     changed.clear()
                     await changed.wait()
+            # At once: whoever reads the settings now makes a new one.
+            self.pools.ends(pool)
         self.pools.forget(pool)
 
     async def reload(self, reread: Callable[[], Config]) -> Reloaded:
