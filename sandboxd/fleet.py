@@ -69,6 +69,7 @@ class Fleet:
         # Another pool has left slots; its own plan is finished first.
         self._soon = Soon(self.pump)
         self._pruning: asyncio.Task[None] | None = None
+        self._runs = False
         self._closing = asyncio.Event()
 
     def bind(self, bounds: Bounds, regulation: Regulation, care: Care, listener: Listener) -> Ledger:
@@ -94,6 +95,7 @@ class Fleet:
     async def run(self) -> AsyncIterator[asyncio.TaskGroup]:
         """Keeps the pool filled until the block ends, then destroys every sandbox and returns."""
         async with Tasks() as self._tasks:
+            self._runs = True
             for sandbox in self.sandboxes.values():
                 self._begin_to_watch(sandbox)
             asking = self._tasks.create_task(self._checkups.run(), name=f"checkups {self._name}")
@@ -168,8 +170,8 @@ class Fleet:
             self._forks.count_in(sandbox.template)
 
     def pump(self) -> None:
-        """Carries out the ledger's plan: call after anything that may change it."""
-        if self._closing.is_set():
+        """Carries out the ledger's plan: call after anything that may change it. Nothing before `run`."""
+        if not self._runs or self._closing.is_set():
             return
         self._checkups.doubt_overdue()
         self.regulator.held = self.availability.error is not None

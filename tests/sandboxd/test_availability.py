@@ -142,6 +142,25 @@ async def test_a_pool_ends_though_its_backend_is_away(clock: ManualClock) -> Non
     await backend.close()
 
 
+async def test_a_backend_may_go_away_before_a_pool_runs(clock: ManualClock) -> None:
+    """Its sandboxes of an earlier daemon are being taken over, say, which takes a time."""
+    backend = FakeBackend(FakeScript(trouble="away"), clock=clock)
+    options = PoolOptions(Bounds(warm_target=1, size_limit=5, start_limit=5, waiting_limit=5))
+    pool = Pool("p", backend=backend, template=Template("p"), options=options, clock=clock)
+    availability = Availability(backend, clock, LOOKS)
+    pool.depend_on(availability)
+    looking = asyncio.create_task(availability.run())
+    await passing(clock, LOOKS.patience)
+    assert not looking.done()
+    async with pool.run():
+        await settle()
+        assert pool.stats().starting == 0
+        backend.script.trouble = ""
+        await passing(clock, LOOKS.pause_limit)
+        assert pool.stats().warm == 1
+    looking.cancel()
+
+
 async def test_what_was_finished_behind_our_back_is_swept(clock: ManualClock) -> None:
     backend, template = FakeBackend(clock=clock), Template("p")
     availability = Availability(backend, clock, LOOKS)
