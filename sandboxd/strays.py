@@ -9,7 +9,7 @@ from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend
 from sandboxd.clock import Clock
 from sandboxd.errors import BackendUnavailable
-from sandboxd.lifetime import faults_become
+from sandboxd.lifetime import faults_become, first_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,17 +23,19 @@ async def sweep(
     """Destroys, each time that the backend comes back, the sandboxes that no pool knows. Never returns."""
     with availability.changes.watched() as changed:
         while True:
-            changed.clear()
+            # Each change is the beginning of an outage or its end. One that comes from here on stays noted.
             await changed.wait()
-            if availability.error is None:
-                continue
             await availability.back()
+            changed.clear()
             await _sweep_once(backend, known)
-            await clock.sleep(AGAIN_SECONDS)
-            await _sweep_once(backend, known)
+            swept = False
+            while not swept and not changed.is_set():
+                await first_of(changed.wait(), clock.sleep(AGAIN_SECONDS))
+                swept = not changed.is_set() and await _sweep_once(backend, known)
 
 
-async def _sweep_once(backend: Backend, known: Callable[[], set[str]]) -> None:
+async def _sweep_once(backend: Backend, known: Callable[[], set[str]]) -> bool:
+    """False where that failed."""
     try:
         with faults_become(BackendUnavailable, f"sweeping {backend.name}", known=BackendUnavailable):
             there = await backend.list_ids()
@@ -43,6 +45,7 @@ async def _sweep_once(backend: Backend, known: Callable[[], set[str]]) -> None:
                 await backend.destroy(sandbox_id)
     except BackendUnavailable as error:
         logger.warning("the %s backend was not swept: %s", backend.name, error.message)
-        return
+        return False
     if strays:
         logger.warning("the %s backend had %d sandboxes of nobody: destroyed", backend.name, len(strays))
+    return True

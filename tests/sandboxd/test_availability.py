@@ -161,6 +161,28 @@ async def test_a_backend_may_go_away_before_a_pool_runs(clock: ManualClock) -> N
     looking.cancel()
 
 
+async def test_what_a_second_outage_left_soon_after_the_first_is_swept(clock: ManualClock) -> None:
+    backend, template = FakeBackend(clock=clock), Template("p")
+    availability = Availability(backend, clock, LOOKS)
+    looking = asyncio.create_task(availability.run())
+    sweeping = asyncio.create_task(sweep(backend, availability, set, clock))
+    await settle()
+    # The second begins within the time after which the first one's leavings are looked for again.
+    for seconds in (LOOKS.every + LOOKS.pause, 2 * AGAIN_SECONDS):
+        backend.script.trouble = "away"
+        await passing(clock, seconds)
+        assert availability.error is not None
+        backend.script.trouble = ""
+        await backend.create("p-stray", template)
+        await passing(clock, LOOKS.pause_limit)
+        assert await backend.list_ids() == []
+    await backend.create("p-late", template)
+    await passing(clock, AGAIN_SECONDS)
+    assert await backend.list_ids() == []
+    for task in (looking, sweeping):
+        task.cancel()
+
+
 async def test_what_was_finished_behind_our_back_is_swept(clock: ManualClock) -> None:
     backend, template = FakeBackend(clock=clock), Template("p")
     availability = Availability(backend, clock, LOOKS)
