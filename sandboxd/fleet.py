@@ -34,7 +34,6 @@ from sandboxd.regulator import Regulation, Regulator
 from sandboxd.resetting import Resets
 from sandboxd.sandbox import Sandbox, lost
 from sandboxd.starting import RetryPolicy, Starter, faults_fail_the_start
-from sandboxd.turns import Turns
 from sandboxd.types import SandboxState, Template
 
 logger = logging.getLogger(__name__)
@@ -75,10 +74,9 @@ class Fleet:
     def bind(self, bounds: Bounds, regulation: Regulation, care: Care, listener: Listener) -> Ledger:
         """Makes the ledger that this fleet carries out, and names who hears of grants."""
         self.regulator = Regulator(self._name, regulation, bounds, self._soon.set)
-        slots, bucket = self.regulator.slots, self.regulator.bucket
         self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{uuid.uuid4().hex[:12]}")
         self._starter = self._new_starter()
-        turns = Turns(slots, bucket, self._clock, self.ledger.fork_limit)
+        turns = self.regulator.turns(self._clock, lambda: self.ledger.fork_limit)
         self._forks = Forks(self._backend, self._retry, self._clock, turns)
         self.quarantine = Quarantine(self.ledger, care, self._clock, self.journal, self.destroy)
         proof = Proof(self._backend, self._template, self._starter, self._clock)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sandboxd.announcements import Announcement, Preparation, StartSpeed
+from sandboxd.clock import Clock
 from sandboxd.errors import InvalidRequest
 from sandboxd.health import Health
 from sandboxd.ledger import Bounds, Ledger, Plan
@@ -18,6 +19,7 @@ from sandboxd.sizing import Sizing
 from sandboxd.slots import Slots
 from sandboxd.start_times import StartTimes
 from sandboxd.starting import Starter
+from sandboxd.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,15 @@ class Regulator:
         self.bucket = Bucket(regulation.starts_per_second)
         self.sizing = Sizing(*_warm(regulation, bounds))
         self._share = self.slots.share(wake)
+        self._turns: Turns | None = None
         self.starts = StartTimes()
         self.held = False
         """Nothing is to be started: the backend is not there."""
+
+    def turns(self, clock: Clock, at_once: Callable[[], int]) -> Turns:
+        """Those of the pool's forks, which share its slots and its rate."""
+        self._turns = Turns(self.slots, self.bucket, clock, at_once)
+        return self._turns
 
     def rebound(self, regulation: Regulation, bounds: Bounds) -> None:
         """Other settings hold from now on; its slots, and what was measured and announced, it keeps."""
@@ -126,7 +134,9 @@ class Regulator:
 
     def end(self) -> None:
         """The pool starts nothing any more."""
-        self._share.hold(0, wants=0)
+        self._share.leave()
+        if self._turns is not None:
+            self._turns.leave()
 
 
 def _warm(regulation: Regulation, bounds: Bounds) -> tuple[int, int]:

@@ -49,6 +49,12 @@ class Slots:
         first = sum(count for other, count in owed.items() if other.served < share.served)
         return max(0, free - sum(owed.values()), min(free - first, part - share.taken))
 
+    def leave(self, share: Share) -> None:
+        """It holds nothing and wants nothing any more, and is not woken."""
+        share.hold(0, wants=0)
+        if share in self._shares:
+            self._shares.remove(share)
+
     def changed(self, share: Share, taken: int) -> None:
         """Notes who was served, and wakes those that may go on."""
         if taken > share.taken:
@@ -80,3 +86,7 @@ class Share:
         """Says how many it holds now, and how many more it would take if it might."""
         self.wants = wants
         self._slots.changed(self, taken)
+
+    def leave(self) -> None:
+        """Whose share it was starts nothing any more."""
+        self._slots.leave(self)

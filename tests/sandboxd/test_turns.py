@@ -47,7 +47,7 @@ class Line:
 
 def line(clock: ManualClock, *, limit: int = 2, at_once: int = 10, bucket: Bucket | None = None) -> Line:
     slots = Slots(Pace(floor=limit, ceiling=limit))
-    return Line(Turns(slots, bucket or Bucket(), clock, at_once))
+    return Line(Turns(slots, bucket or Bucket(), clock, lambda: at_once))
 
 
 async def test_turns_come_in_the_order_of_arrival(clock: ManualClock) -> None:
@@ -107,6 +107,45 @@ async def test_the_rate_holds_for_them_too(clock: ManualClock) -> None:
     await settle()
     assert those.holding == ["a", "b", "c"]
     await those.end("a", "b", "c")
+
+
+async def test_who_waits_for_a_token_keeps_nobody_from_a_slot(clock: ManualClock) -> None:
+    slots = Slots(Pace(floor=3, ceiling=3))
+    those, others = Line(Turns(slots, Bucket(1.0), clock, lambda: 10)), slots.share(lambda: None)
+    await those.join("a", "b", "c")
+    assert (those.holding, slots.free, others.room) == (["a"], 2, 2)
+    others.hold(2, wants=0)
+    clock.advance(5.0)
+    await settle()
+    # Now it has its token and waits for a slot, which is the other's.
+    assert those.holding == ["a"]
+    others.hold(0, wants=0)
+    await settle()
+    assert "b" in those.holding
+    await those.end("a", "b", "c")
+
+
+async def test_who_leaves_before_its_token_came_keeps_nobody_waiting(clock: ManualClock) -> None:
+    those = line(clock, limit=8, bucket=Bucket(1.0))
+    await those.join("a", "b", "c")
+    those.tasks["b"].cancel()
+    for _ in range(2):
+        await settle()
+        clock.advance(1.0)
+    await settle()
+    assert those.holding == ["a", "c"]
+    await those.end("a", "c")
+
+
+async def test_a_bound_that_was_changed_holds_for_who_waits(clock: ManualClock) -> None:
+    bound = [1]
+    those = Line(Turns(Slots(Pace(floor=8, ceiling=8)), Bucket(), clock, lambda: bound[0]))
+    await those.join("a", "b", "c", "d")
+    assert those.holding == ["a"]
+    bound[0] = 2
+    await those.end("a")
+    assert those.holding == ["b", "c"]
+    await those.end("b", "c", "d")
 
 
 async def test_an_alarm_rings_at_the_earliest_time_asked_for(clock: ManualClock) -> None:
