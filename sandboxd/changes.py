@@ -38,6 +38,11 @@ class Changes:
         """Has `listener` called at every change; it must not wait."""
         self._listeners.append(listener)
 
+    def drop(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` no more, if it was called."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
         """An event that each change sets; whoever watches clears it before looking."""

@@ -104,6 +104,7 @@ class Pool:
             finally:
                 self.drain()
                 expiry.cancel()
+                self._fleet.availability.changes.drop(self._backend_changed)
 
     def restore(self, past: Past, connections: Mapping[str, Connection]) -> None:
         """Goes on, before `run`, where an earlier daemon was killed: with the sandboxes that are still there,

@@ -57,12 +57,7 @@ class Upkeep:
         The backends of its settings must be open. Raises BackendUnavailable.
         """
         unclaimed = {kind: set(await one.backend.list_ids()) for kind, one in self.backends}
-        carried = Carried(self.config, self._around.facts)
-        pools = [self._make(name, carried) for name in self.config.pools]
-        for pool, (name, settings) in zip(pools, self.config.pools.items(), strict=True):
-            backend, own = self.backends[settings.backend].backend, self._around.journal.pool(name)
-            unclaimed[settings.backend] -= await recover(pool, backend, own, unclaimed[settings.backend])
-        self._around.journal.keep_only(set(self.config.pools))
+        pools = await self._recovered(unclaimed)
         async with Tasks() as self._tasks, Tasks() as reclaiming:
             clock = self._around.clock
             self._sweeping = reclaiming
@@ -71,6 +66,8 @@ class Upkeep:
             try:
                 self._watch_backends()
                 await self._begin(pools)
+                # One may end long before this block does.
+                pools.clear()
                 yield self.pools
             finally:
                 # What is left at the end is swept by the backend's own `close`.
@@ -78,6 +75,16 @@ class Upkeep:
                     task.cancel()
                 self._ending = True
                 self.pools.changes.tell()
+
+    async def _recovered(self, unclaimed: dict[str, set[str]]) -> list[Pool]:
+        """The pools of the settings with what killed ones left of theirs, which `unclaimed` loses."""
+        carried = Carried(self.config, self._around.facts)
+        pools = [self._make(name, carried) for name in self.config.pools]
+        for pool, (name, settings) in zip(pools, self.config.pools.items(), strict=True):
+            backend, own = self.backends[settings.backend].backend, self._around.journal.pool(name)
+            unclaimed[settings.backend] -= await recover(pool, backend, own, unclaimed[settings.backend])
+        self._around.journal.keep_only(set(self.config.pools))
+        return pools
 
     def _slots_of(self, kind: str, config: Config) -> Slots:
         """Those that all pools of a backend share, within the bounds that the settings say now."""

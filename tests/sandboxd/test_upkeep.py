@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -97,6 +99,14 @@ async def test_a_pool_is_made_anew_while_its_old_self_ends(tmp_path: Path, clock
         assert old.isdisjoint(daemon.pools.sandbox_ids())
         assert daemon.pools.by_name["b"] is new
         assert new.get(sandbox.id) is sandbox
+
+
+async def test_nothing_refers_to_a_pool_that_has_ended(tmp_path: Path, clock: ManualClock) -> None:
+    async with running(Daemon(tmp_path, clock, a=1, b=1)) as daemon:
+        ended = weakref.ref(daemon.pools.by_name["b"])
+        await daemon.become(a=1)
+        gc.collect()
+        assert ended() is None
 
 
 async def _is_served(daemon: Daemon, service: str) -> bool:
