@@ -13,7 +13,7 @@ from tenacity.wait import wait_random_exponential
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
-from sandboxd.errors import Phase, SandboxdError, StartFailed
+from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, StartFailed
 from sandboxd.lifetime import faults_become
 from sandboxd.pacing import Pace
 from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
@@ -179,8 +179,10 @@ class Starter:
             yield
             ok = True
         except StartFailed as error:
-            # What no repetition mends is the template's fault and not the host's.
-            ok = False if error.retryable else None
+            # What no repetition mends is the template's fault and not the host's; and a backend that is away
+            # says nothing about how many the host can start when it is back.
+            away = isinstance(error.__cause__, BackendUnavailable)
+            ok = False if error.retryable and not away else None
             raise
         finally:
             self._pace.end(attempt, self._clock.now(), ok=ok)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from sandboxd.availability import Availability
-from sandboxd.backends.fake import FakeBackend, FakeScript
+from sandboxd.backends.fake import FakeBackend, FakeConnection, FakeScript
 from sandboxd.backends.faults import Fault, FaultyBackend
 from sandboxd.client import Client
 from sandboxd.clock import ManualClock
 from sandboxd.config import ConfigError, load
 from sandboxd.daemon import running
-from sandboxd.errors import StartFailed
+from sandboxd.errors import BackendUnavailable, SandboxdError, StartFailed
 from sandboxd.health import PAUSE_FIRST
 from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds
@@ -203,6 +203,40 @@ async def test_the_limit_rises_while_that_brings_more(clock: ManualClock) -> Non
             await advance(clock, 1.0)
         assert pool.stats().start_limit == slots.pace.limit > 16
         await asyncio.gather(*waiting)
+
+
+class Failing(FakeBackend):
+    """Starts fail with `error`, once there is one, after the time that they take."""
+
+    error: SandboxdError | None = None
+
+    async def create(self, sandbox_id: str, template: Template) -> FakeConnection:
+        connection = await super().create(sandbox_id, template)
+        if self.error is None:
+            return connection
+        await self.destroy(sandbox_id)
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"), [(BackendUnavailable("the Engine broke off"), 8), (StartFailed("no memory"), 4)]
+)
+async def test_an_outage_does_not_lower_the_limit(
+    clock: ManualClock, error: SandboxdError, limit: int
+) -> None:
+    """Starts that fail by themselves do."""
+    slots = Slots(Pace(ceiling=8, first=8))
+    backend = Failing(FakeScript(start_seconds=1.0), clock=clock)
+    async with pools(clock, Regulation(slots=slots), backend=backend) as (_, (pool,)):
+        await prepare(clock, pool)
+        backend.error = error
+        waiting = callers(pool, 8)
+        await advance(clock, 1.0)
+        assert slots.pace.limit == limit
+        backend.error = None
+        for caller in waiting:
+            caller.cancel()
+        await asyncio.wait(waiting)
 
 
 async def test_starts_follow_the_rate_that_was_set(clock: ManualClock) -> None:
