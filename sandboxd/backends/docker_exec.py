@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 import docker.errors
 
 from sandboxd.backends.docker_files import NEEDS_GUEST, ExecFiles, text
-from sandboxd.backends.engine import Engine, EngineRefused
+from sandboxd.backends.engine import PING_PAUSE_SECONDS, Engine, EngineRefused
 from sandboxd.backends.engine_exec import STDERR, STDOUT, EngineExec
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost
 from sandboxd.guest.output import Budget, Trimmer
@@ -85,6 +85,8 @@ class ExecConnection:
             try:
                 return await self._engine.wait_ended(self._container)
             except BackendUnavailable:
+                # Not at once: one that answers pings may go on refusing this.
+                await asyncio.sleep(PING_PAUSE_SECONDS)
                 await self._engine.answers()
 
     async def close(self) -> None:
