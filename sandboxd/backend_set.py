@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -12,6 +12,7 @@ from sandboxd.backends import open_backend
 from sandboxd.backends.base import Backend
 from sandboxd.clock import Clock
 from sandboxd.config import Config
+from sandboxd.errors import BackendUnavailable
 from sandboxd.lifetime import Tasks
 
 
@@ -24,9 +25,17 @@ class OpenBackend:
 
 
 class BackendSet:
-    """Use `async with`; what is left on the host is swept at its end."""
+    """Use `async with`; what is left on the host is swept at its end, once it is `own`.
 
-    def __init__(self, config: Config, clock: Clock) -> None:
+    Until then it may be what a killed daemon left, and whoever cannot start leaves it to the next. `opener`
+    makes a backend that is not yet open.
+    """
+
+    def __init__(
+        self, config: Config, clock: Clock, opener: Callable[[str, Config], Backend] = open_backend
+    ) -> None:
+        self.own = False
+        self._opener = opener
         self._config = config
         self._clock = clock
         self._stack = contextlib.AsyncExitStack()
@@ -51,20 +60,33 @@ class BackendSet:
             await self._open_one(kind)
 
     async def _open_one(self, kind: str) -> None:
-        backend = open_backend(kind, self._config)
+        backend = self._opener(kind, self._config)
         try:
             await backend.open()
         except BaseException:
-            await backend.close()
+            await backend.let_go()
             raise
-        self._stack.push_async_callback(backend.close)
+        self._stack.push_async_callback(self._end, backend)
         availability = Availability(backend, self._clock)
         looking = self._tasks.create_task(availability.run(), name=f"looks at {kind}")
         self._stack.callback(looking.cancel)
         self._open[kind] = OpenBackend(backend, availability)
+
+    async def _end(self, backend: Backend) -> None:
+        if self.own or await _is_empty(backend):
+            await backend.close()
+        else:
+            await backend.let_go()
 
     def __getitem__(self, kind: str) -> OpenBackend:
         return self._open[kind]
 
     def __iter__(self) -> Iterator[tuple[str, OpenBackend]]:
         return iter(self._open.items())
+
+
+async def _is_empty(backend: Backend) -> bool:
+    try:
+        return not await backend.list_ids()
+    except BackendUnavailable:
+        return False

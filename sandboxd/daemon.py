@@ -128,20 +128,24 @@ def _server(
     return server, checks
 
 
-def _listen(server: grpc.aio.Server, config: Config) -> list[str]:
-    """Binds every address and returns them with the ports that were given. Raises ConfigError."""
-    bound = []
+def _listen(server: grpc.aio.Server, config: Config, bound: contextlib.ExitStack) -> list[str]:
+    """Binds every address and returns them with the ports that were given. Raises ConfigError.
+
+    `bound` removes the sockets, which a server that was never started leaves behind.
+    """
+    given = []
     for address in config.addresses():
         path = address.removeprefix("unix:")
         try:
             if path != address:
-                bound.append(_listen_on_socket(server, Path(path), own=Path(path).parent == config.state_dir))
+                given.append(_listen_on_socket(server, Path(path), own=Path(path).parent == config.state_dir))
+                bound.callback(Path(path).unlink, missing_ok=True)
             else:
-                bound.append(_listen_on_port(server, address))
+                given.append(_listen_on_port(server, address))
         except (OSError, RuntimeError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"listen = {address!r}: {why}; name another with --listen") from error
-    return bound
+    return given
 
 
 def _listen_on_socket(server: grpc.aio.Server, path: Path, *, own: bool) -> str:
@@ -202,7 +206,8 @@ async def running(
     """A daemon inside this process, for as long as the block runs; yields the addresses it serves.
 
     `host` is what bounds its pools; this host as it is now when None. Raises ConfigError and
-    BackendUnavailable before anything is left behind.
+    BackendUnavailable before anything is left behind but what a killed daemon had left: that stays for the
+    next.
     """
     control = control or Control()
     async with contextlib.AsyncExitStack() as stack:
@@ -215,12 +220,15 @@ async def running(
         journal = stack.enter_context(_journal(config.state_dir))
         around = Surroundings(backends, journal, facts, clock)
         upkeep = Upkeep(config, around)
-        await stack.enter_async_context(upkeep.run())
         reloading = Reloading(upkeep, control)
         server, servicer = _server(upkeep.pools, reloading.reload)
         checks = HealthChecks(servicer, upkeep)
-        addresses = _listen(server, config)
+        bound = stack.enter_context(contextlib.ExitStack())
+        addresses = _listen(server, config, bound)
+        # Callers wait from now on; an address that is taken has ended no lease.
+        await stack.enter_async_context(upkeep.run())
         await server.start()
+        bound.pop_all()
         stack.push_async_callback(_stop, server, servicer, upkeep, control.hurry)
         tasks = await stack.enter_async_context(Tasks())
         stack.callback(tasks.create_task(reloading.whenever_told(), name="reload").cancel)

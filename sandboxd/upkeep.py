@@ -58,6 +58,8 @@ class Upkeep:
         """
         unclaimed = {kind: set(await one.backend.list_ids()) for kind, one in self.backends}
         pools = await self._recovered(unclaimed)
+        # From now on the end of this daemon is the end of all that it has.
+        self.backends.own = True
         async with Tasks() as self._tasks, Tasks() as reclaiming:
             clock = self._around.clock
             self._sweeping = reclaiming

@@ -158,6 +158,13 @@ class Backend(Protocol):
         """Destroys every sandbox of this backend's instance and lets go of the host."""
         ...
 
+    async def let_go(self) -> None:
+        """Lets go of the host as the death of this process would: what is there stays for the next daemon.
+
+        Also after an `open` that failed.
+        """
+        ...
+
     async def check(self) -> None:
         """Returns when it answers, and is then ready to make sandboxes. Raises BackendUnavailable."""
         ...

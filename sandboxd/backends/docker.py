@@ -84,6 +84,14 @@ class DockerBackend:
             self._engine.close()
             shutil.rmtree(self._state_dir, ignore_errors=True)
 
+    async def let_go(self) -> None:
+        """See `base.Backend.let_go`."""
+        if self._engine.is_open:
+            self._engine.close()
+        with contextlib.suppress(OSError):
+            # Only where nothing is in it.
+            self._state_dir.rmdir()
+
     async def check(self) -> None:
         """See `base.Backend.check`."""
         await self._engine.ping()

@@ -65,6 +65,9 @@ class FakeBackend:
         for branch in list(self._branches):
             await self.prune(branch)
 
+    async def let_go(self) -> None:
+        """Nothing to let go of."""
+
     async def check(self) -> None:
         if self.script.hangs:
             await asyncio.get_running_loop().create_future()

@@ -85,6 +85,9 @@ class FaultyBackend:
     async def close(self) -> None:
         await self.inner.close()
 
+    async def let_go(self) -> None:
+        await self.inner.let_go()
+
     async def check(self) -> None:
         await self.inner.check()
 

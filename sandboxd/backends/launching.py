@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import json
 import os
@@ -16,6 +17,7 @@ from sandboxd.errors import BackendUnavailable
 from sandboxd.types import Limits
 
 START_SECONDS = 20.0
+LOCK_FILE, LOG_FILE = "launcher.lock", "launcher.log"
 
 
 async def launch(python: str, spec: Mapping[str, object]) -> None:
@@ -43,6 +45,18 @@ def check_version(hello: Mapping[str, object], ours: int, state: Path) -> None:
             f"the launcher in {state} speaks version {hello['version']}, this daemon {ours}; stop it"
             f" (pid {hello['pid']}) and start again"
         )
+
+
+def remove_state(state: Path) -> None:
+    """Takes the directory away unless a launcher that is not ours uses it."""
+    try:
+        with (state / LOCK_FILE).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in (LOG_FILE, LOCK_FILE):
+                (state / name).unlink(missing_ok=True)
+        state.rmdir()
+    except OSError:
+        return
 
 
 def end_of(keeper: int) -> asyncio.Future[None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import sys
@@ -38,7 +37,6 @@ GREETINGS = 3
 ROOM_BYTES = 64 << 20
 CONTROL_LINE_BYTES = 4 << 20
 VERSION = 3
-LOCK_FILE, LOG_FILE = "launcher.lock", "launcher.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class NamespaceBackend:
                 link = await self._find()
             if link is None:
                 await self.keeper_ended()
-                self._remove_state()
+                launching.remove_state(self._state)
                 return
             try:
                 await link.ask("close")
@@ -105,7 +103,7 @@ class NamespaceBackend:
             finally:
                 await link.close()
             await self.keeper_ended()
-            self._remove_state()
+            launching.remove_state(self._state)
 
     async def keeper_ended(self) -> None:
         """Returns when a launcher that let go or died has left nothing. Raises BackendUnavailable."""
@@ -116,19 +114,8 @@ class NamespaceBackend:
                 await asyncio.shield(self._keeper_end)
         except TimeoutError as error:
             raise BackendUnavailable(
-                f"the keeper of {self._state} did not end; its log is {self._state / LOG_FILE}"
+                f"the keeper of {self._state} did not end; its log is {self._state / launching.LOG_FILE}"
             ) from error
-
-    def _remove_state(self) -> None:
-        """Takes the directory away unless a launcher that is not ours uses it."""
-        try:
-            with (self._state / LOCK_FILE).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for name in (LOG_FILE, LOCK_FILE):
-                    (self._state / name).unlink(missing_ok=True)
-            self._state.rmdir()
-        except OSError:
-            return
 
     async def check(self) -> None:
         """See `base.Backend.check`; a launcher that died is replaced."""
@@ -321,10 +308,12 @@ class NamespaceBackend:
         return dict((await self._asked_again("hello"))["pids"])
 
     async def let_go(self) -> None:
-        """Closes the connection to the launcher as a daemon's death would: it keeps all for its grace."""
+        """See `base.Backend.let_go`: the launcher keeps all for its grace."""
         async with self._linking:
             link, self._link = self._link, None
-            if link is not None:
+            if link is None:
+                launching.remove_state(self._state)
+            else:
                 await link.close()
 
     async def _connected(self) -> Link:

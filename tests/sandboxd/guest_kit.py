@@ -163,6 +163,9 @@ class BareGuests:
             await self.destroy(name)
         self._directory.rmdir()
 
+    async def let_go(self) -> None:
+        """Nothing to let go of."""
+
     def capabilities(self) -> Capabilities:
         return Capabilities("none")
 

@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from sandboxd import Client, errors
+from sandboxd.backend_set import BackendSet
 from sandboxd.backends.fake import FakeBackend
 from sandboxd.backends.namespace import NamespaceBackend
 from sandboxd.bench.audit import Snapshot
 from sandboxd.child import child_daemon
 from sandboxd.client import Box
 from sandboxd.clock import ManualClock
+from sandboxd.config import Config
 from sandboxd.journal import Entry, Past
 from sandboxd.ledger import Bounds, Totals
 from sandboxd.pool import RENEWAL_GRACE_SECONDS, Pool, PoolOptions
@@ -274,3 +277,42 @@ async def test_a_launcher_that_dies_while_a_daemon_starts_is_replaced(tmp_path: 
         with pytest.raises(errors.SandboxLost):
             await box.exec(["true"])
         assert (await (await _acquired(client)).exec(["true"])).ok
+
+
+async def test_a_daemon_that_cannot_listen_leaves_what_the_killed_one_had(tmp_path: Path) -> None:
+    config = settings(tmp_path, "namespace", warm=3)
+    async with restarts(tmp_path, config) as (daemon, client):
+        box = await _acquired(client)
+        await daemon.kill()
+        as_it_was = config.read_text()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            config.write_text(f'listen = ["127.0.0.1:{taken.getsockname()[1]}"]\n{as_it_was}')
+            with pytest.raises(errors.BackendUnavailable, match="Address already in use"):
+                await daemon.start()
+        config.write_text(as_it_was)
+        await daemon.start()
+        assert (await box.exec(["true"])).ok
+
+
+class Unopened(FakeBackend):
+    """Cannot be opened."""
+
+    async def open(self) -> None:
+        raise errors.BackendUnavailable("no engine")
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_what_one_backend_had_stays_where_another_cannot_be_opened(
+    tmp_path: Path, clock: ManualClock, started: bool
+) -> None:
+    there = FakeBackend()
+    await there.create("of-the-killed-one", Template("p"))
+    both: dict[str, FakeBackend] = {"docker": there, "namespace": Unopened()}
+    pools = {kind: {"backend": kind} for kind in both}
+    config = Config.model_validate({"state_dir": tmp_path, "images_dir": tmp_path, "pools": pools})
+    with pytest.raises(errors.BackendUnavailable, match="no engine"):
+        async with BackendSet(config, clock, lambda kind, _: both[kind]) as backends:
+            backends.own = started
+            await backends.open_for(config)
+    assert await there.list_ids() == ([] if started else ["of-the-killed-one"])
+    await there.close()
