@@ -99,9 +99,9 @@ def _check_space(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _journal(state_dir: Path) -> Iterator[JournalFile]:
+def _journal(state_dir: Path, clock: Clock) -> Iterator[JournalFile]:
     """An orderly end leaves nothing that another daemon could take over."""
-    journal = JournalFile(state_dir / "journal.sqlite3")
+    journal = JournalFile(state_dir / "journal.sqlite3", clock)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(journal.open())
@@ -217,7 +217,7 @@ async def running(
         backends = await stack.enter_async_context(BackendSet(config, clock))
         # Before the journal: a daemon without its backends leaves none.
         await backends.open_for(config)
-        journal = stack.enter_context(_journal(config.state_dir))
+        journal = stack.enter_context(_journal(config.state_dir, clock))
         around = Surroundings(backends, journal, facts, clock)
         upkeep = Upkeep(config, around)
         reloading = Reloading(upkeep, control)
