@@ -67,18 +67,23 @@ def state_directory(path: Path) -> Iterator[Path]:
         ) from error
     try:
         _check_space(path)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(lock, 0)
-        os.write(lock, b"%d\n" % os.getpid())
+        _take(lock, path)
         yield path
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.pread(lock, 32, 0).decode().strip() or "?"
         raise ConfigError(
             f"state_dir {path} is in use by the daemon with pid {holder}; stop it or name another with"
             " --state-dir"
         ) from error
-    finally:
-        os.close(lock)
+    os.truncate(lock, 0)
+    os.write(lock, b"%d\n" % os.getpid())
 
 
 def _check_space(path: Path) -> None:

@@ -21,6 +21,7 @@ from sandboxd.child import child_daemon
 from sandboxd.client import Box
 from sandboxd.clock import ManualClock
 from sandboxd.config import Config
+from sandboxd.daemon import state_directory
 from sandboxd.journal import Entry, Past
 from sandboxd.ledger import Bounds, Totals
 from sandboxd.pool import RENEWAL_GRACE_SECONDS, Pool, PoolOptions
@@ -316,3 +317,8 @@ async def test_what_one_backend_had_stays_where_another_cannot_be_opened(
             await backends.open_for(config)
     assert await there.list_ids() == ([] if started else ["of-the-killed-one"])
     await there.close()
+
+
+async def test_what_a_daemon_meets_is_not_told_as_a_state_directory_in_use(tmp_path: Path) -> None:
+    with pytest.raises(BlockingIOError, match="no thread"), state_directory(tmp_path):
+        raise BlockingIOError(11, "no thread")
