@@ -67,7 +67,6 @@ class Fleet:
         self._alarm = Alarm(clock, self.pump)
         # Another pool has left slots; its own plan is finished first.
         self._soon = Soon(self.pump)
-        self._pruning: asyncio.Task[None] | None = None
         self._runs = False
         self._closing = asyncio.Event()
 
@@ -212,11 +211,12 @@ class Fleet:
             if sandbox.id in self.sandboxes:
                 self._start_failed(sandbox, error)
             return
+        finally:
+            if sandbox.unclean and sandbox.id not in self.sandboxes:
+                self._destroy_uncounted(sandbox)
         if sandbox.id not in self.sandboxes:
             # Finished in the moment of its cancellation.
-            self.sandboxes[sandbox.id] = sandbox
-            self.ledger.deleting.add(sandbox.id)
-            self._begin_to_destroy(sandbox)
+            self._destroy_uncounted(sandbox)
             return
         now = self._clock.now()
         sandbox.start_seconds = now - begin
@@ -265,7 +265,7 @@ class Fleet:
                     self.ledger.fork_failed(fork.id)
                     fork.task = None
                     self._begin_to_destroy(fork)
-            self._prune_unused()
+            self._forks.prune_unused(self._tasks, self._insist)
 
     def _fork_ended(self, forks: list[Sandbox], done: asyncio.Future[None]) -> None:
         """Its task has ended; where it left something undone it was cancelled before its first step."""
@@ -288,15 +288,7 @@ class Fleet:
             with self._forks.held(template):
                 return await self._backend.snapshot(sandbox.id, template, image)
         finally:
-            self._prune_unused()
-
-    def _prune_unused(self) -> None:
-        if self._forks.unused and (self._pruning is None or self._pruning.done()):
-            self._pruning = self._tasks.create_task(self._prune(), name=f"prune {self._name}")
-
-    async def _prune(self) -> None:
-        while self._forks.unused and await self._insist("removing copies", self._forks.prune):
-            pass
+            self._forks.prune_unused(self._tasks, self._insist)
 
     async def _insist(self, what: str, act: Callable[[], Awaitable[None]]) -> bool:
         return await insist(what, act, self._clock, self.availability, self._closing)
@@ -312,10 +304,11 @@ class Fleet:
             self.pump()
             await slot
 
-        failed = partial(self.quarantine.note, sandbox.id)
-        keep = partial(self.quarantine.offered, sandbox)
+        failed, keep = partial(self.quarantine.note, sandbox.id), partial(self.quarantine.offered, sandbox)
         with faults_fail_the_start(f"starting {sandbox.id}", known=StartFailed):
-            connection = await self._starter.start(sandbox.id, between=between, failed=failed, keep=keep)
+            connection = await self._starter.start(
+                sandbox.id, between=between, failed=failed, keep=keep, left=sandbox.is_unclean
+            )
             await self._resets.look_at_new(sandbox.id, connection)
             return connection
 
@@ -331,6 +324,8 @@ class Fleet:
             self.quarantine.hold(sandbox, self._tasks)
         else:
             del self.sandboxes[sandbox.id]
+            if sandbox.unclean:
+                self._destroy_uncounted(sandbox)
         self.pump()
 
     def _unhealthy(self, sandbox: Sandbox, error: SandboxdError) -> None:
@@ -377,6 +372,13 @@ class Fleet:
         self._begin_to_destroy(sandbox)
         self.pump()
 
+    def _destroy_uncounted(self, sandbox: Sandbox) -> None:
+        """One whose start was counted out, but which is there, or may be."""
+        self.sandboxes[sandbox.id] = sandbox
+        self.ledger.deleting.add(sandbox.id)
+        sandbox.task = None  # It is the one that says so.
+        self._begin_to_destroy(sandbox)
+
     def _begin_to_destroy(self, sandbox: Sandbox) -> None:
         if sandbox.task:
             sandbox.task.cancel()
@@ -392,7 +394,7 @@ class Fleet:
             await self._insist(f"destroying {name}", partial(self._backend.destroy, name))
         if sandbox.template:
             self._forks.count_out(sandbox.template)
-            self._prune_unused()
+            self._forks.prune_unused(self._tasks, self._insist)
         self.ledger.deleted(sandbox.id)
         del self.sandboxes[sandbox.id]
         self.pump()

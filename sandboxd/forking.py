@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
@@ -15,6 +15,8 @@ from sandboxd.sandbox import Sandbox
 from sandboxd.starting import RetryPolicy, Starter, faults_fail_the_start
 from sandboxd.turns import Turns
 from sandboxd.types import Template
+
+Insist = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[bool]]
 
 
 class Forks:
@@ -29,6 +31,7 @@ class Forks:
         self._clock = clock
         self._turns = turns
         self._users: Counter[str] = Counter()
+        self._pruning: asyncio.Task[None] | None = None
 
     async def branch(self, source: str, template: Template, users: int) -> Template:
         """Copies the files of `source`, made from `template`; returns the template of its forks, whose copy
@@ -98,3 +101,13 @@ class Forks:
         for branch in list(self.unused):
             await self._backend.prune(branch)
             self.unused.discard(branch)
+
+    def prune_unused(self, tasks: asyncio.TaskGroup, insist: Insist) -> None:
+        """Begins to remove the copies that nobody uses; it ends when none is left or `insist` gives up."""
+
+        async def prune() -> None:
+            while self.unused and await insist("removing copies", self.prune):
+                pass
+
+        if self.unused and (self._pruning is None or self._pruning.done()):
+            self._pruning = tasks.create_task(prune(), name="removing copies")

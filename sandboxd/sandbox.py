@@ -42,6 +42,13 @@ class Sandbox:
     start_seconds: float | None = None
     """From the decision to start it until it was ready; None where another daemon started it."""
 
+    unclean: bool = False
+    """Its start has ended, and what it left could not be removed."""
+
+    def is_unclean(self) -> None:
+        """The starter's word for it."""
+        self.unclean = True
+
     def entry(self) -> Entry:
         """For the journal."""
         own = self.template

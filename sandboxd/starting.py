@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +19,8 @@ from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, StartFaile
 from sandboxd.lifetime import faults_become
 from sandboxd.pacing import Pace
 from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
+
+logger = logging.getLogger(__name__)
 
 SETUP_LOG_BYTES = 4096
 
@@ -50,6 +54,46 @@ def _retryable(error: BaseException) -> bool:
     return isinstance(error, StartFailed) and error.retryable
 
 
+class _Remains:
+    """What an attempt left, whose sandbox was there; `left` is told of what could not be taken away."""
+
+    def __init__(self, backend: Backend, sandbox_id: str, left: Callable[[], None]) -> None:
+        self.connection: Connection | None = None
+        self._backend = backend
+        self._id = sandbox_id
+        self._left = left
+
+    def kept(self, keep: Callable[[Connection], bool]) -> bool:
+        """Whether somebody wants it."""
+        return self.connection is not None and keep(self.connection)
+
+    async def taken_away(self) -> bool:
+        """Whether nothing is left, so that its name is free for another attempt."""
+        connection, self.connection = self.connection, None
+        if connection is None:
+            return True
+        try:
+            await connection.close()
+            await self._backend.destroy(self._id)
+        except SandboxdError as error:
+            logger.warning("sandbox %s is not cleaned up yet: %s", self._id, error.message)
+            self._left()
+            return False
+        return True
+
+    async def end_if_cancelled(self, error: StartFailed) -> None:
+        """Raises CancelledError: what is met while a cancelled attempt is cleaned up would take its
+        place, and have the start tried again.
+        """
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            return
+        if self.connection is None:
+            self._left()
+        await self.taken_away()
+        raise asyncio.CancelledError from error
+
+
 class Starter:
     """Starts sandboxes of one template on one backend, and tells `pace` how each attempt went.
 
@@ -81,29 +125,35 @@ class Starter:
         between: Callable[[float], Awaitable[None]],
         failed: Callable[[StartFailed, int], None] = lambda _error, _attempt: None,
         keep: Callable[[Connection], bool] = lambda _: False,
+        left: Callable[[], None] = lambda: None,
     ) -> Connection:
         """Returns a connection to a ready sandbox.
 
         `failed(error, attempt)` is called after each attempt that failed, the first one is 1. Then
         `between(pause)` is awaited if it will be repeated: it sleeps, and gives the starting slot back for
         that time. `keep(connection)` says whether a sandbox stays that was there, but whose setup failed in
-        the last attempt. Raises StartFailed naming every attempt.
+        the last attempt. `left()` is called before an error, or a cancellation, that could not be cleaned up
+        after: whoever called destroys the sandbox. Raises StartFailed naming every attempt.
         """
         history: list[str] = []
-        there: list[Connection] = []
+        errors: list[StartFailed] = []
+        remains = _Remains(self._backend, sandbox_id, left)
 
         async def attempt() -> Connection:
             begin = self._clock.now()
             try:
-                return await self._attempt(sandbox_id, there)
+                return await self._attempt(sandbox_id, remains)
             except StartFailed as error:
+                await remains.end_if_cancelled(error)
+                errors.append(error)
                 spent = self._clock.now() - begin
                 history.append(f"{error.phase} after {spent:.2f} s: {error.message}")
                 failed(error, len(history))
                 raise
 
         async def pause(seconds: float) -> None:
-            await self._take_away(sandbox_id, there)
+            if not await remains.taken_away():
+                raise errors[-1]
             await between(seconds)
 
         begin = self._clock.now()
@@ -115,8 +165,8 @@ class Starter:
         try:
             return await self._retried(first, attempt, begin, pause)
         except StartFailed as error:
-            if not (there and keep(there[0])):
-                await self._take_away(sandbox_id, there)
+            if not remains.kept(keep):
+                await remains.taken_away()
             raise self._summed_up(error, history) from error
 
     async def _retried(
@@ -143,12 +193,6 @@ class Starter:
         )
         return await retrying(next_attempt)
 
-    async def _take_away(self, sandbox_id: str, there: list[Connection]) -> None:
-        """What an attempt left whose sandbox was there."""
-        if there:
-            await there.pop().close()
-            await self._backend.destroy(sandbox_id)
-
     def _summed_up(self, error: StartFailed, history: list[str]) -> StartFailed:
         attempts = "; ".join(f"attempt {n}: {line}" for n, line in enumerate(history, 1))
         return StartFailed(
@@ -159,11 +203,11 @@ class Starter:
             metadata={**error.metadata, "attempts": str(len(history))},
         )
 
-    async def _attempt(self, sandbox_id: str, there: list[Connection]) -> Connection:
+    async def _attempt(self, sandbox_id: str, remains: _Remains) -> Connection:
         await self._prepare()
         # A pull says nothing about how many can be started at once.
         with self._measured():
-            return await self._bring_up(sandbox_id, there)
+            return await self._bring_up(sandbox_id, remains)
 
     async def _prepare(self) -> None:
         with self._failures():
@@ -200,18 +244,18 @@ class Starter:
         except SandboxdError as error:
             raise StartFailed(error.message, phase=error.phase, metadata=error.metadata) from error
 
-    async def _bring_up(self, sandbox_id: str, there: list[Connection]) -> Connection:
+    async def _bring_up(self, sandbox_id: str, remains: _Remains) -> Connection:
         with self._failures():
             async with self._clock.timeout(self._template.start_timeout):
                 connection = await self._backend.create(sandbox_id, self._template)
-        there.append(connection)
+        remains.connection = connection
         try:
             await self.set_up(connection)
         except StartFailed:
             # Whoever knows whether there is another attempt takes it away, or keeps it.
             raise
         except BaseException:
-            await self._take_away(sandbox_id, there)
+            await remains.taken_away()
             raise
         return connection
 
