@@ -15,7 +15,14 @@ ASK_SECONDS, COPY_SECONDS = 30.0, 3600.0
 class Link:
     """The control connection: requests with answers, and the losses that the launcher tells of."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        answer_seconds: float = ASK_SECONDS,
+    ) -> None:
+        self._answer_seconds = answer_seconds
         self._reader = reader
         self._writer = writer
         self._count = 0
@@ -24,8 +31,9 @@ class Link:
         self.broken = ""
         self.task = asyncio.create_task(self._listen(), name="launcher link")
 
-    async def ask(self, what: str, *, within: float = ASK_SECONDS, **arguments: object) -> dict[str, Any]:
+    async def ask(self, what: str, *, within: float | None = None, **arguments: object) -> dict[str, Any]:
         """The answer. Raises BackendUnavailable when the launcher is gone, or silent for so many seconds."""
+        within = within or self._answer_seconds
         try:
             async with asyncio.timeout(within):
                 return await self.order(what, **arguments)

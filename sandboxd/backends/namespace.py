@@ -19,7 +19,7 @@ from sandboxd.backends import launching
 from sandboxd.backends.channel import dial
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.instance import instance
-from sandboxd.backends.link import Link
+from sandboxd.backends.link import ASK_SECONDS, Link
 from sandboxd.backends.native import guest_program
 from sandboxd.backends.snapshots import Snapshots
 from sandboxd.backends.users import UID_BASE
@@ -44,7 +44,8 @@ class NamespaceOptions:
     """What can be set; the defaults fit.
 
     `read_only_paths` are host directories that sandboxes of the host's own system see besides its own.
-    `images_dir` is the image store, if there is one. `python` runs the launcher.
+    `images_dir` is the image store, if there is one. `python` runs the launcher, which is given up when it
+    does not answer for `answer_seconds`.
     """
 
     read_only_paths: tuple[Path, ...] = ()
@@ -52,6 +53,7 @@ class NamespaceOptions:
     python: str = sys.executable
     uid_base: int = UID_BASE
     grace_seconds: float = GRACE_SECONDS
+    answer_seconds: float = ASK_SECONDS
     cgroup_root: Path = Path("/sys/fs/cgroup")
 
 
@@ -186,6 +188,7 @@ class NamespaceBackend:
             connection = GuestConnection(sandbox_id, self._socket(sandbox_id), template, lost=lost)
             await connection.ping()
         except SandboxLost as error:
+            link.lost.pop(sandbox_id, None)
             await self.destroy(sandbox_id)
             raise StartFailed(error.message, phase=Phase.START) from error
         except BackendUnavailable as error:
@@ -195,6 +198,8 @@ class NamespaceBackend:
                 link.order("destroy", id=sandbox_id)
             raise StartFailed(error.message, phase=Phase.CREATE) from error
         except BaseException:
+            # First: where the launcher says nothing to the next, the name would stay taken.
+            link.lost.pop(sandbox_id, None)
             await asyncio.shield(self.destroy(sandbox_id))
             raise
         return connection
@@ -369,7 +374,8 @@ class NamespaceBackend:
             return None
         except OSError as error:
             raise BackendUnavailable(f"{self._state / 'launcher.sock'}: {error.strerror}") from error
-        return Link(*await asyncio.open_unix_connection(sock=sock, limit=CONTROL_LINE_BYTES))
+        streams = await asyncio.open_unix_connection(sock=sock, limit=CONTROL_LINE_BYTES)
+        return Link(*streams, answer_seconds=self._options.answer_seconds)
 
     async def _start(self) -> None:
         options = self._options

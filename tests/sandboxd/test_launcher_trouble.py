@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sandboxd import Client, errors
 from sandboxd.availability import Availability, Looks
-from sandboxd.backends.namespace import NamespaceBackend
+from sandboxd.backends.connection import GuestConnection
+from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.clock import MonotonicClock
 from sandboxd.ledger import Bounds
 from sandboxd.pool import Pool, PoolOptions
@@ -145,6 +146,36 @@ async def test_a_launcher_that_is_hung_and_goes_on(backend: NamespaceBackend) ->
         assert (await run(pool.connection(held[1].id), "echo", "on")).stdout == b"on\n"
         assert len(await backend.list_ids()) == 4
         looking.cancel()
+
+
+async def test_a_name_is_free_again_after_a_launcher_that_was_hung_throughout(tmp_path: Path) -> None:
+    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(answer_seconds=0.5))
+    await backend.open()
+    assert backend.launcher_pid is not None
+    os.kill(backend.launcher_pid, signal.SIGSTOP)
+    try:
+        # Given up, as by `start_timeout`, and its destruction is not answered either.
+        with pytest.raises(errors.BackendUnavailable, match="no answer to 'destroy'"):
+            async with asyncio.timeout(0.1):
+                await backend.create("p-1", Template("p"))
+    finally:
+        os.kill(backend.launcher_pid, signal.SIGCONT)
+    connection = await created(backend, "p-1")
+    assert (await run(connection, "echo", "on")).stdout == b"on\n"
+    await connection.close()
+    await backend.close()
+
+
+async def created(backend: NamespaceBackend, name: str) -> GuestConnection:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await backend.create(name, Template("p"))
+            except errors.StartFailed as error:
+                # The launcher still removes the one before.
+                if not error.retryable:
+                    raise
+                await asyncio.sleep(0.02)
 
 
 def _is_back(stats: PoolStats) -> bool:
