@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from sandboxd.clock import Clock
+from sandboxd.lifetime import first_of
 
 
 class Soon:
@@ -53,3 +54,11 @@ class Alarm:
         await self._clock.sleep(at - self._clock.now())
         self._at = self._task = None
         self._ring()
+
+
+async def until(deadline: float | None, clock: Clock, sooner: Awaitable[object]) -> None:
+    """Returns when the clock has come to `deadline`, if there is one, or when `sooner` is over."""
+    if deadline is None:
+        await sooner
+    else:
+        await first_of(sooner, clock.sleep(deadline - clock.now()))

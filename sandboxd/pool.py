@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
+from sandboxd.alarm import until
 from sandboxd.announcements import Announcement, Preparation
 from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend, Connection
@@ -30,10 +31,9 @@ from sandboxd.given import Requests
 from sandboxd.inspecting import Inspection, inspect
 from sandboxd.journal import Ending, Entry, Journal, MemoryJournal, Past
 from sandboxd.leases import Lease, LeaseTable
-from sandboxd.lifetime import first_of
 from sandboxd.pool_options import PoolOptions
 from sandboxd.queueing import Claim
-from sandboxd.sandbox import Sandbox, template_of
+from sandboxd.sandbox import Sandbox
 from sandboxd.types import PoolState, PoolStats, SandboxState, Template
 from sandboxd.waiters import Waiters, Watch
 
@@ -98,6 +98,7 @@ class Pool:
         itself), destroy every sandbox, return when the last is gone.
         """
         async with self._fleet.run() as tasks:
+            self._begin_grace()
             expiry = tasks.create_task(self._expire_leases(), name=f"{self.name}: lease expiry")
             try:
                 yield self
@@ -129,13 +130,17 @@ class Pool:
         self._journal.commit(self._ledger.totals)
 
     def _adopt(self, entry: Entry, connection: Connection) -> None:
-        own = template_of(entry, self.template) if entry.branches else None
-        sandbox = Sandbox.adopted(entry, connection, own)
+        sandbox = Sandbox.adopted(entry, connection, self.template)
         self._fleet.adopt(sandbox)
-        if sandbox.expiry is None:
-            return
-        grace = self._clock.now() + min(sandbox.ttl, RENEWAL_GRACE_SECONDS)
-        self._expire_at(sandbox, max(sandbox.expiry, grace))
+        if sandbox.expiry is not None:
+            self._expire_at(sandbox, sandbox.expiry)
+
+    def _begin_grace(self) -> None:
+        """Of the leases that were taken over: until now nobody could renew them."""
+        for sandbox in self.sandboxes():
+            if sandbox.expiry is not None:
+                grace = self._clock.now() + min(sandbox.ttl, RENEWAL_GRACE_SECONDS)
+                self._expire_at(sandbox, max(sandbox.expiry, grace))
 
     async def acquire(
         self, lease: Lease | None = None, claim: Claim | None = None, *, timeout: float | None = None
@@ -390,11 +395,4 @@ class Pool:
                 self._ended(sandbox, LeaseExpired(message))
                 self._fleet.destroy(sandbox)
             self._nudge.clear()
-            await self._until_next_expiry()
-
-    async def _until_next_expiry(self) -> None:
-        deadline, nudged = self._leases.next_expiry(), self._nudge.wait()
-        if deadline is None:
-            await nudged
-        else:
-            await first_of(nudged, self._clock.sleep(deadline - self._clock.now()))
+            await until(self._leases.next_expiry(), self._clock, self._nudge.wait())

@@ -67,7 +67,7 @@ class Sandbox:
         )
 
     @classmethod
-    def adopted(cls, entry: Entry, connection: Connection, own: Template | None) -> Sandbox:
+    def adopted(cls, entry: Entry, connection: Connection, pool_template: Template) -> Sandbox:
         """One that an earlier daemon started."""
         return cls(
             entry.id,
@@ -80,7 +80,7 @@ class Sandbox:
             request_id=entry.request_id,
             gang=entry.gang,
             uses=entry.uses,
-            template=own,
+            template=template_of(entry, pool_template) if entry.branches else None,
             made_from=entry.made_from,
         )
 
