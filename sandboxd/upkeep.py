@@ -12,7 +12,7 @@ from sandboxd.backend_set import BackendSet
 from sandboxd.clock import Clock
 from sandboxd.config import Config, ConfigError, check_changeable
 from sandboxd.doctor.facts import Facts
-from sandboxd.doctor.serving import Carried
+from sandboxd.doctor.serving import Carried, without
 from sandboxd.errors import Draining, InvalidRequest, PoolNotFound
 from sandboxd.journal import JournalFile
 from sandboxd.lifetime import Tasks, first_of
@@ -44,6 +44,7 @@ class Upkeep:
         self.pools = Pools(surroundings.clock)
         self.backends = surroundings.backends
         self._around = surroundings
+        self._facts = surroundings.facts
         self._slots: dict[str, Slots] = {}
         self._ending = False
         self._watched: set[str] = set()
@@ -57,6 +58,7 @@ class Upkeep:
         The backends of its settings must be open. Raises BackendUnavailable.
         """
         unclaimed = {kind: set(await one.backend.list_ids()) for kind, one in self.backends}
+        self._facts = without(self._facts, {kind: len(ids) for kind, ids in unclaimed.items()})
         pools = await self._recovered(unclaimed)
         # From now on the end of this daemon is the end of all that it has.
         self.backends.own = True
@@ -80,7 +82,7 @@ class Upkeep:
 
     async def _recovered(self, unclaimed: dict[str, set[str]]) -> list[Pool]:
         """The pools of the settings with what killed ones left of theirs, which `unclaimed` loses."""
-        carried = Carried(self.config, self._around.facts)
+        carried = Carried(self.config, self._facts)
         pools = [self._make(name, carried) for name in self.config.pools]
         for pool, (name, settings) in zip(pools, self.config.pools.items(), strict=True):
             backend, own = self.backends[settings.backend].backend, self._around.journal.pool(name)
@@ -168,7 +170,7 @@ class Upkeep:
     def _apply(self, config: Config) -> tuple[Reloaded, list[Pool]]:
         """Nothing in here waits or fails: it happens at once or not at all. Also returns what must begin."""
         before, self.config = self.config.pools, config
-        carried = Carried(config, self._around.facts)
+        carried = Carried(config, self._facts)
         told = Reloaded(
             added=tuple(sorted(config.pools.keys() - before.keys())),
             removed=tuple(sorted(before.keys() - config.pools.keys())),

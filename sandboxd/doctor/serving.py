@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
 from sandboxd.config import Config
+from sandboxd.doctor import needs
 from sandboxd.doctor.capacity import Capacity, Share, limits
 from sandboxd.doctor.demands import demands
 from sandboxd.doctor.facts import Facts
@@ -50,3 +52,25 @@ class Carried:
                 share.limit.value,
                 share.limit.need[self._capacity.backends[name]],
             )
+
+
+def without(facts: Facts, there: Mapping[str, int]) -> Facts:
+    """The host as it would be without what a killed daemon left on it: so many sandboxes of each backend.
+
+    They are this daemon's, or destroyed soon, and no load beside it. Each is taken to use all that it may
+    need: what it uses less leaves a little more room than there is, which `needs` keeps back.
+    """
+
+    def less(value: int | None, need: needs.Need) -> int | None:
+        own = sum(count * need[backend] for backend, count in there.items())
+        return None if value is None else max(0, value - own)
+
+    groups = facts.groups
+    return replace(
+        facts,
+        tasks=less(facts.tasks, needs.TASKS),
+        own_tasks=less(facts.own_tasks, needs.OWN_TASKS),
+        files=less(facts.files, needs.HOST_FILES),
+        mounts=less(facts.mounts, needs.HOST_MOUNTS),
+        groups=replace(groups, pids_now=less(groups.pids_now, needs.OWN_TASKS) or 0),
+    )
