@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from asyncio_pool import AioPool
 
@@ -70,17 +70,30 @@ async def recover(pool: Pool, backend: Backend, journal: Journal, there: set[str
     return set(connections)
 
 
-async def reclaim(backend: Backend, sandboxes: Iterable[str], clock: Clock) -> None:
-    """Destroys what nobody holds, until nothing of it is left."""
-    left = set(sandboxes)
+def branches_in_use(pools: Iterable[Pool]) -> set[str]:
+    """The copies that a sandbox of one of the pools began with."""
+    own = [sandbox.template for pool in pools for sandbox in pool.sandboxes()]
+    return {branch for template in own if template is not None for branch in template.branches}
+
+
+async def reclaim(
+    backend: Backend, sandboxes: Iterable[str], clock: Clock, branches: Iterable[str] = ()
+) -> None:
+    """Destroys what nobody holds, and then the copies that nobody uses, until nothing of it is left."""
+    await _remove_all(sandboxes, backend.destroy, clock)
+    await _remove_all(branches, backend.prune, clock)
+
+
+async def _remove_all(names: Iterable[str], remove: Callable[[str], Awaitable[None]], clock: Clock) -> None:
+    left = set(names)
     while left:
-        for sandbox_id in sorted(left):
+        for name in sorted(left):
             try:
-                with faults_become(BackendUnavailable, f"destroying {sandbox_id}", known=BackendUnavailable):
-                    await backend.destroy(sandbox_id)
+                with faults_become(BackendUnavailable, f"removing {name}", known=BackendUnavailable):
+                    await remove(name)
             except BackendUnavailable as error:
                 logger.warning("%s; trying again in %g s", error.message, RECLAIM_PAUSE_SECONDS)
             else:
-                left.discard(sandbox_id)
+                left.discard(name)
         if left:
             await clock.sleep(RECLAIM_PAUSE_SECONDS)

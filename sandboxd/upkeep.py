@@ -18,7 +18,7 @@ from sandboxd.journal import JournalFile
 from sandboxd.lifetime import Tasks, first_of
 from sandboxd.pool import Pool
 from sandboxd.pools import Pools
-from sandboxd.recovery import reclaim, recover
+from sandboxd.recovery import branches_in_use, reclaim, recover
 from sandboxd.slots import Slots
 from sandboxd.strays import sweep
 from sandboxd.types import Reloaded
@@ -58,15 +58,18 @@ class Upkeep:
         The backends of its settings must be open. Raises BackendUnavailable.
         """
         unclaimed = {kind: set(await one.backend.list_ids()) for kind, one in self.backends}
+        branches = {kind: set(await one.backend.list_branches()) for kind, one in self.backends}
         self._facts = without(self._facts, {kind: len(ids) for kind, ids in unclaimed.items()})
         pools = await self._recovered(unclaimed)
+        in_use = branches_in_use(pools)
         # From now on the end of this daemon is the end of all that it has.
         self.backends.own = True
         async with Tasks() as self._tasks, Tasks() as reclaiming:
             clock = self._around.clock
             self._sweeping = reclaiming
             for kind, left in unclaimed.items():
-                self._sweep(reclaim(self.backends[kind].backend, left, clock), f"reclaim {kind}")
+                reclaiming_all = reclaim(self.backends[kind].backend, left, clock, branches[kind] - in_use)
+                self._sweep(reclaiming_all, f"reclaim {kind}")
             try:
                 self._watch_backends()
                 await self._begin(pools)

@@ -217,6 +217,13 @@ class Backend(Protocol):
         """Removes the copy, on which nothing runs any more. Idempotent."""
         ...
 
+    async def list_branches(self) -> list[str]:
+        """The copies that exist on the host under this instance, whoever made them.
+
+        Raises BackendUnavailable.
+        """
+        ...
+
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
         """Stores the sandbox's file system as an image of that name; returns the bytes copied.
 

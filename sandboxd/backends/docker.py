@@ -195,6 +195,13 @@ class DockerBackend:
                 f"image {tag} could not be removed: {error.explanation}", phase=Phase.DESTROY
             ) from error
 
+    async def list_branches(self) -> list[str]:
+        """See `base.Backend.list_branches`."""
+        start = self._branch_tag("")
+        images = await self._engine.call(lambda api: api.images(name=start.partition(":")[0]))
+        tags = [tag for image in images for tag in image["RepoTags"] or ()]
+        return [tag.removeprefix(start) for tag in tags if tag.startswith(start)]
+
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:  # noqa: ARG002 - contract
         """See `base.Backend.snapshot`; the image is the Engine's, `image` its name, perhaps with a tag."""
         # Without its value the label makes it nobody's: it stays when this instance goes.

@@ -151,6 +151,9 @@ class FakeBackend:
         """The copies that exist."""
         return list(self._branches)
 
+    async def list_branches(self) -> list[str]:
+        return self.branches()
+
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
         raise InvalidRequest("the fake backend keeps no images; use another", phase=Phase.CREATE)
 

@@ -142,6 +142,9 @@ class FaultyBackend:
     async def prune(self, branch: str) -> None:
         await self.inner.prune(branch)
 
+    async def list_branches(self) -> list[str]:
+        return await self.inner.list_branches()
+
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
         return await self.inner.snapshot(sandbox_id, template, image)
 

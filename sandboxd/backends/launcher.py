@@ -20,6 +20,7 @@ Control socket: one JSON object a line. Requests carry `n`, which the answer rep
                                              → {"size"}, or {"ended": why}; see `copies`
     {"do": "give up", "copy"}                → {}; the copy to that branch or partial then ends with an error
     {"do": "prune", "branch"}                → {} once nothing is left of it
+    {"do": "branches"}                       → {"branches"}, those that are there
     {"do": "destroy", "id"}                  → {} once nothing is left of it
     {"do": "close"}                          → {} once nothing is left at all, then the launcher ends
 An answer with `error` says what failed. {"lost": id, "why": text} comes unasked.
@@ -186,7 +187,12 @@ class Launcher:
             self._copies.give_up(message["copy"])
             reply({})
         elif what == "prune":
+            # A copy that a daemon which died had asked for may still be under way.
+            self._copies.give_up(message["branch"])
             self._prune(f"{BRANCH_PREFIX}{message['branch']}", reply)
+        elif what == "branches":
+            found = [name for name in os.listdir(".") if name.startswith(BRANCH_PREFIX)]
+            reply({"branches": [name.removeprefix(BRANCH_PREFIX) for name in found]})
         elif what == "close":
             self._close(reply)
         else:

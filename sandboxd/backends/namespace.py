@@ -282,6 +282,10 @@ class NamespaceBackend:
         if self._link is not None and not self._link.broken:
             await self._snapshots(self._link).prune(branch)
 
+    async def list_branches(self) -> list[str]:
+        """See `base.Backend.list_branches`."""
+        return await self._snapshots(await self._connected()).list_branches()
+
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
         """See `base.Backend.snapshot`."""
         snapshots = self._snapshots(await self._connected())

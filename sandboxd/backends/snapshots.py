@@ -39,6 +39,12 @@ class Snapshots:
                 f"branch {branch} could not be removed: {answer['error']}", phase=Phase.DESTROY
             )
 
+    async def list_branches(self) -> list[str]:
+        """See `base.Backend.list_branches`."""
+        answer = await self._link.ask("branches")
+        # A launcher that is older than this daemon does not know; its copies go when it ends.
+        return list(answer.get("branches", []))
+
     async def store(
         self, store: ImageStore, name: str, sandbox_id: str, template: Template, base: Image | None
     ) -> int:

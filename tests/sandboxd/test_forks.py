@@ -79,6 +79,7 @@ async def test_a_fork_is_forked_in_its_turn(case: Case) -> None:
             await output(fork, "echo b > b; rm gone")
             second = await case.backend.branch("fork", first, "b2")
             assert second.branches == ("b1", "b2")
+            assert sorted(await case.backend.list_branches()) == ["b1", "b2"]
             async with made(case, second, "forks-fork") as last:
                 assert await output(last, "cat a b; ls") == "a\nb\na\nb\n"
     await case.backend.prune("b2")
