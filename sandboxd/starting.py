@@ -73,8 +73,9 @@ class _Remains:
         if connection is None:
             return True
         try:
-            await connection.close()
-            await self._backend.destroy(self._id)
+            with faults_become(BackendUnavailable, f"cleaning up {self._id}"):
+                await connection.close()
+                await self._backend.destroy(self._id)
         except SandboxdError as error:
             logger.warning("sandbox %s is not cleaned up yet: %s", self._id, error.message)
             self._left()
