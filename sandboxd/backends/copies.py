@@ -7,6 +7,7 @@ partial/{name}/tree         in the image store: one that becomes a layer of an i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,7 +20,10 @@ from sandboxd.backends.copier import Copier
 from sandboxd.backends.loop import GONE, IN, Loop
 from sandboxd.backends.rootfs import BRANCH_PREFIX
 
+# Of JSON, which takes up to six bytes for a character of an error's text.
 ANSWER_BYTES = 64 << 10
+# A failed path is the sandbox's to choose, and as long as it likes.
+ERROR_CHARACTERS = 4096
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,14 +67,15 @@ class Copies:
     def give_up(self, target: str) -> None:
         """Ends a copy, if it is under way: its reply is then an error."""
         if target in self._running:
-            os.kill(self._running[target], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # It has ended, and its answer is on its way.
+                os.kill(self._running[target], signal.SIGKILL)
 
     def _ended(self, heard: int, target: str, reply: Reply) -> None:
         self._loop.unwatch(heard)
         answer = os.read(heard, ANSWER_BYTES)
         os.close(heard)
         del self._running[target]
-        reply(json.loads(answer or b'{"error": "the copying process was killed"}'))
+        reply(_told(answer))
 
     def _copy(self, message: dict[str, Any], upper: int, told: int) -> None:
         answer: dict[str, Any] = {"error": "the copying process failed"}
@@ -83,14 +88,17 @@ class Copies:
             copier.copy(upper if upper >= 0 else self._source(message), self._target(message))
             answer = {"size": copier.size}
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            answer = {"error": f"{where}{error.strerror}"}
+            # The reason comes first: what is cut is the path's.
+            where = f": {error.filename}" if error.filename else ""
+            answer = {"error": f"{error.strerror}{where}"[:ERROR_CHARACTERS]}
         except Exception:
             python.excepthook(*python.exc_info())
             raise
         finally:
-            os.write(told, json.dumps(answer).encode())
-            os._exit(0)
+            try:
+                os.write(told, json.dumps(answer).encode())
+            finally:
+                os._exit(0)
 
     @staticmethod
     def _source(message: dict[str, Any]) -> int:
@@ -109,3 +117,14 @@ class Copies:
         if self._partial < 0:
             raise OSError(errno.ENOENT, "the image store is younger than this daemon; restart it")
         return os.open(f"{message['to_partial']}/tree", flags, dir_fd=self._partial)
+
+
+def _told(answer: bytes) -> dict[str, Any]:
+    """What a copying process said; nothing that it says may end the launcher."""
+    if not answer:
+        return {"error": "the copying process was killed"}
+    try:
+        told: dict[str, Any] = json.loads(answer)
+    except ValueError:
+        return {"error": "the copying process gave no answer that can be read"}
+    return told

@@ -32,6 +32,7 @@ import json
 import os
 import signal
 import socket
+import sys as python
 
 from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
 from sandboxd.backends.copies import Copies
@@ -44,6 +45,10 @@ from sandboxd.backends.sweeper import remove_tree
 
 VERSION = 3
 CONTROL_SOCKET = "launcher.sock"
+# Before connections are taken again when none could be: no descriptor was free, for instance.
+ACCEPT_PAUSE_SECONDS = 0.05
+# What a request that makes no sense, or one that meets a full host, may raise. It fails alone.
+FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,10 +70,20 @@ class Daemon:
         self._lines.send(json.dumps(message).encode())
 
     def _heard(self, line: bytes) -> None:
-        message = json.loads(line)
-        if message["do"] == "hello":
-            self._launcher.greeted_by(self)
-        self._launcher.asked(message, self._answer(message["n"]))
+        try:
+            message = json.loads(line)
+            answer = self._answer(message["n"])
+        except FAULTS:
+            python.excepthook(*python.exc_info())
+            self.dismiss()  # Nothing could be answered.
+            return
+        try:
+            if message["do"] == "hello":
+                self._launcher.greeted_by(self)
+            self._launcher.asked(message, answer)
+        except FAULTS as error:
+            python.excepthook(*python.exc_info())
+            answer({"error": f"the launcher failed at this request: {error!r}"[:4096]})
 
     def dismiss(self) -> None:
         """Hears no more of it: what it asked for and was not read yet is not done."""
@@ -132,7 +147,7 @@ class Launcher:
         signal.signal(signal.SIGTERM, lambda *_: self._close(lambda _: None))
         self._control.setblocking(False)
         self.loop.watch(self._woken, IN, self._on_signal)
-        self.loop.watch(self._control.fileno(), IN, self._accept)
+        self._listen()
         self._wait_for_daemon()
 
     def run(self) -> None:
@@ -142,10 +157,23 @@ class Launcher:
     # -- daemons
 
     def _accept(self, _mask: int) -> None:
-        sock, _ = self._control.accept()
-        self._daemons.add(Daemon(self, sock))
+        try:
+            sock, _ = self._control.accept()
+            daemon = Daemon(self, sock)
+        except BlockingIOError:
+            return
+        except OSError:
+            python.excepthook(*python.exc_info())
+            # What waits stays readable: without a pause this would be all that the launcher does.
+            self.loop.unwatch(self._control.fileno())
+            self.loop.after(ACCEPT_PAUSE_SECONDS, self._listen)
+            return
+        self._daemons.add(daemon)
         if self._alone is not None:
             self._alone.cancel()
+
+    def _listen(self) -> None:
+        self.loop.watch(self._control.fileno(), IN, self._accept)
 
     def greeted_by(self, daemon: Daemon) -> None:
         """There is one daemon at a time: an earlier one has died, and its last orders may still be unread."""
@@ -205,13 +233,13 @@ class Launcher:
         if name in self._sandboxes or self._closing is not None:
             reply({"error": "the name is taken" if name in self._sandboxes else "the launcher is closing"})
             return
+        order = Order(message)
         # Known from now on, so that a destroy takes away what is made, even if that fails half-way.
         sandbox = self._sandboxes[name] = Sandbox()
         try:
             if message["image"]:
                 self._records.hold(message["image"])
                 sandbox.image = message["image"]
-            order = Order(message)
             self._starter.start(
                 self._confinement.prepare(order),
                 self._confinement.become(order),
@@ -312,7 +340,7 @@ class Launcher:
         self._sweeper.send(name.encode())
 
     def _on_swept(self, line: bytes) -> None:
-        name, _, error = line.decode().partition(" ")
+        name, _, error = os.fsdecode(line).partition(" ")
         waiting = self._pruning.pop(name, [])
         if name in self._sandboxes:
             sandbox = self._sandboxes.pop(name)
@@ -336,7 +364,8 @@ class Launcher:
 
 def _cause(name: str, status: int) -> str:
     try:
-        with open(f"{name}/{ERROR_FILE}") as file:
+        # The starter cuts it by bytes, and what it names is the template's, or the image's.
+        with open(f"{name}/{ERROR_FILE}", errors="replace") as file:
             return f"it could not be set up: {file.read(4096)}"
     except OSError:
         pass

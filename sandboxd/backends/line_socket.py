@@ -61,7 +61,8 @@ class Lines:
         *lines, rest = self._received.split(b"\n")
         self._received = rest
         for line in lines:
-            self._heard(bytes(line))
+            if self._sock.fileno() >= 0:  # One before it may have been the last that is heard.
+                self._heard(bytes(line))
 
     def _flush(self) -> None:
         try:

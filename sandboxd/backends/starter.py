@@ -128,9 +128,11 @@ class Starter:
             self._asked.popleft()(0, os.fsdecode(body))
         elif kind == b"e":
             self._ended(*struct.unpack("=ii", body))
-        elif kind == b"d" and handed:
-            os.set_inheritable(handed[0], False)
-            self._given(os.fsdecode(body), handed[0])
+        elif kind == b"d":
+            # None comes where this process could take no more: that sandbox cannot be copied then.
+            if handed:
+                os.set_inheritable(handed[0], False)
+                self._given(os.fsdecode(body), handed[0])
         else:
             self._loop.unwatch(self._sock.fileno())
             self._gone()

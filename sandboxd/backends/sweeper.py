@@ -10,6 +10,7 @@ from sandboxd.backends.cgroup import Cgroups
 
 # Deeper directories are moved up first: a sandbox may nest them past any limit on open files.
 DEPTH = 32
+ANSWER_BYTES = 4096
 
 
 def remove_tree(parent: int, name: str) -> None:
@@ -63,10 +64,12 @@ def sweep_for(channel: socket.socket, sandboxes: int, cgroups: Cgroups) -> None:
     with channel.makefile("rb") as lines:
         for line in lines:
             name = line.decode().strip()
-            answer = name
+            answer = line.strip()
             try:
                 cgroups.remove(name)
                 remove_tree(sandboxes, name)
             except OSError as error:
-                answer = f"{name} {error.strerror}: {error.filename}"
-            channel.sendall(answer.encode() + b"\n")
+                # A file's name is the sandbox's to choose: any bytes, and line ends among them.
+                why = os.fsencode(f"{error.strerror}: {error.filename}").replace(b"\n", b"?")
+                answer += b" " + why[:ANSWER_BYTES]
+            channel.sendall(answer + b"\n")

@@ -1,0 +1,168 @@
+"""What a sandbox chooses comes back to the launcher as text, and a host has limits: neither may end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxd.backends.cgroup import Cgroups
+from sandboxd.backends.copies import Copies
+from sandboxd.backends.launcher import _cause
+from sandboxd.backends.loop import Loop
+from sandboxd.backends.namespace import NamespaceBackend
+from sandboxd.backends.starter import Starter
+from sandboxd.backends.sweeper import sweep_for
+from sandboxd.types import Template
+from tests.sandboxd.docker_kit import run
+
+
+def deep(top: Path, levels: int) -> None:
+    """Directories in each other, each with the longest name that JSON writes the longest."""
+    at = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(levels):
+        os.mkdir(b"\x01" * 255, dir_fd=at)
+        below = os.open(b"\x01" * 255, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
+def test_a_copy_that_fails_at_a_path_without_end(tmp_path: Path) -> None:
+    upper, partial = tmp_path / "upper", tmp_path / "partial"
+    (partial / "new/tree").mkdir(parents=True)
+    upper.mkdir()
+    deep(upper, 203)
+    loop, answers = Loop(), []
+    opened = [os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (upper, partial)]
+
+    def reply(answer: dict[str, Any]) -> None:
+        answers.append(answer)
+        loop.stop()
+
+    Copies(loop, opened[1]).begin({"to_partial": "new"}, opened[0], reply)
+    loop.run()
+    loop.close()
+    for fd in opened:
+        os.close(fd)
+    (answer,) = answers
+    assert len(answer["error"]) == 4096
+    assert answer["error"].endswith("\x01")
+
+
+def test_the_reason_of_a_start_that_is_cut_in_a_character(tmp_path: Path) -> None:
+    (tmp_path / "error").write_bytes(b"No such file or directory (chdir /\xff\xe2\x82)")
+    assert _cause(str(tmp_path), 256).startswith("it could not be set up: No such file or directory (chdir /")
+
+
+class Stubborn(Cgroups):
+    """One that holds a group whose name no text is."""
+
+    def remove(self, name: str) -> None:
+        raise OSError(16, "Device or resource busy", os.fsdecode(b"a\xff\nb"))
+
+
+def test_what_cannot_be_removed_may_have_any_name(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    sweeper = threading.Thread(target=sweep_for, args=(theirs, directory, Stubborn([])))
+    sweeper.start()
+    ours.settimeout(20)
+    ours.sendall(b"one\ntwo\n")
+    with ours.makefile("rb") as lines:
+        for name in (b"one", b"two"):
+            assert lines.readline() == name + b" Device or resource busy: a\xff?b\n"
+    ours.shutdown(socket.SHUT_RDWR)
+    sweeper.join(20)
+    for each in (ours, theirs):
+        each.close()
+    os.close(directory)
+
+
+def test_a_descriptor_that_could_not_be_taken_is_not_the_starters_end() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    loop, heard = Loop(), []
+    starter = Starter(
+        loop,
+        ours,
+        lambda pid, status: (heard.append((pid, status)), loop.stop())[0],
+        lambda name, fd: heard.append(name),
+        lambda: heard.append("gone"),
+    )
+    assert starter
+    theirs.send(b"dbox")
+    theirs.send(b"e\x07\0\0\0\x09\0\0\0")
+    loop.run()
+    assert heard == [(7, 9)]
+    loop.close()
+    ours.close()
+    theirs.close()
+
+
+class Talk:
+    """A connection to a launcher beside the daemon's."""
+
+    def __init__(self, backend: NamespaceBackend) -> None:
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(20)
+        self._sock.connect(str(backend._state / "launcher.sock"))
+        self._lines = self._sock.makefile("rb")
+
+    def ask(self, line: bytes) -> dict[str, Any] | None:
+        """The answer; None where the connection ended instead."""
+        self._sock.sendall(line + b"\n")
+        answer = self._lines.readline()
+        return json.loads(answer) if answer else None
+
+    def close(self) -> None:
+        self._lines.close()
+        self._sock.close()
+
+
+@pytest.mark.anyio
+async def test_a_request_that_makes_no_sense_fails_alone(backend: NamespaceBackend) -> None:
+    box = await backend.create("one", Template("t"))
+    for line in (b"no json", b"\xff", b"[]", b'{"do": "prune"}'):
+        talk = Talk(backend)
+        assert talk.ask(line) is None
+        talk.close()
+    talk = Talk(backend)
+    for line in (
+        b'{"n": 1}',
+        b'{"n": 1, "do": "create"}',
+        b'{"n": 1, "do": "create", "id": "two"}',
+        b'{"n": 1, "do": "copy"}',
+        b'{"n": 1, "do": "prune"}',
+        b'{"n": 1, "do": "give up"}',
+        b'{"n": 1, "do": "what"}',
+    ):
+        answer = talk.ask(line)
+        assert answer is not None, line
+        assert answer["error"], line
+    talk.close()
+    assert (await run(box, "echo", "on")).stdout == b"on\n"
+    await backend.create("two", Template("t"))
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it takes a launcher's descriptors away")
+async def test_a_launcher_without_a_free_descriptor_goes_on(backend: NamespaceBackend) -> None:
+    await backend.create("one", Template("t"))
+    pid = backend.launcher_pid
+    assert pid is not None
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        talk = Talk(backend)
+        assert "one" in await backend.list_ids()
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    answer = talk.ask(b'{"n": 1, "do": "what"}')
+    assert answer == {"n": 1, "error": "no request 'what'"}
+    talk.close()
