@@ -149,6 +149,8 @@ void peer_pause(struct peer *peer) {
 }
 
 void peer_resume(struct peer *peer) {
+    if (peer->fd < 0)
+        return; /* It ends: frames that wait may begin nothing that nobody would end. */
     peer->paused = false;
     if (take_frames(peer))
         return;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -215,3 +216,41 @@ def test_the_sanitizers_are_there(sanitized: Path) -> None:
     assert b"__asan_init" in symbols
     assert b"__ubsan_handle" in symbols
     assert os.access(sanitized, os.X_OK)
+
+
+def test_what_waits_behind_input_begins_nothing_on_a_connection_that_ends(connect: Callable[[], Raw]) -> None:
+    """The command's first process is gone, the grace for its background child is not over, and its input is
+    full: the end of the connection ends the command, which takes its hold on the connection's frames back.
+    """
+    first = wire.ExecRequest([b"sh", b"-c", b"exec 3<&0; sleep 9 <&3 & exit 0"], b"/", PATH)
+    first.has_stdin = True
+    evil = wire.ExecRequest([b"sh", b"-c", b"touch /tmp/evil; sleep 0.1; echo"], b"/", PATH).pack()
+    # What the pipe takes, and what waits for it; then frames in the same piece.
+    data = wire.frame(wire.STDIN, bytes(60_000)) * 5 + wire.frame(wire.STDIN, bytes(27_680))
+    data += wire.frame(wire.EXEC, evil) * 1000
+    for _ in range(5):
+        raw = connect()
+        raw.send(wire.frame(wire.EXEC, first.pack()))
+        assert raw.frame() is not None
+        look(connect, b"true")  # Its first process has ended by now.
+        raw.sock.settimeout(0.05)
+        with contextlib.suppress(TimeoutError):
+            for start in range(0, len(data), 30_000):
+                raw.send(data[start : start + 30_000])
+        raw.close()
+        assert alive(connect)
+    assert look(connect, b"sleep 0.3; ls /tmp") == b""
+    assert alive(connect)
+
+
+PATH = [(b"PATH", b"/usr/bin:/bin")]
+
+
+def look(connect: Callable[[], Raw], script: bytes) -> bytes:
+    """What a script prints in the guest."""
+    raw = connect()
+    raw.send(wire.frame(wire.EXEC, wire.ExecRequest([b"sh", b"-c", script], b"/", PATH).pack()))
+    frames = raw.frames()
+    raw.close()
+    assert frames, "the guest ended"
+    return b"".join(payload[wire.OFFSET.size :] for kind, payload in frames if kind == wire.STDOUT)
