@@ -137,6 +137,8 @@ void commands_reap(struct commands *table) {
 
 void command_drained(struct command *command) {
     command_watch_streams(command);
+    for (int n = 0; n < 2; n++)
+        command_read_rest(&command->streams[n]);
     command_finish_if_done(command);
 }
 

@@ -65,6 +65,8 @@ void command_leave(struct command *command);
 /* Between its parts. */
 void command_watch_streams(struct command *command);
 void command_read(struct stream *stream);
+/* Past the grace: what the outlet takes now of what was there then. */
+void command_read_rest(struct stream *stream);
 void command_send_tail(struct stream *stream);
 void command_close_stream(struct stream *stream);
 void command_discard_output(struct command *command);

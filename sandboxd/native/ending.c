@@ -28,8 +28,10 @@ static void stop_waiting(void *context) {
         if (ioctl(stream->fd, FIONREAD, &waiting) != 0)
             waiting = 0;
         stream->last_bytes = waiting;
-        if (waiting != 0)
+        if (waiting != 0) {
+            command_read_rest(stream);
             continue;
+        }
         command_send_tail(stream);
         command_close_stream(stream);
     }

@@ -162,9 +162,10 @@ void command_read(struct stream *stream) {
     if (stream->last_bytes >= 0 && (size_t)stream->last_bytes < size)
         size = (size_t)stream->last_bytes;
     ssize_t count = size != 0 ? read(stream->fd, piece, size) : 0;
-    if (count < 0 && (errno == EAGAIN || errno == EINTR))
+    /* What was counted for the last bytes may have been read by another since: then there are none. */
+    if (count < 0 && (errno == EINTR || (errno == EAGAIN && stream->last_bytes < 0)))
         return;
-    if (count < 0) /* A terminal that nobody has open any more. */
+    if (count < 0) /* Or a terminal that nobody has open any more. */
         count = 0;
     if (stream->last_bytes >= 0)
         stream->last_bytes -= count;
@@ -177,4 +178,11 @@ void command_read(struct stream *stream) {
     if (command->outlet->kind->congested(command->outlet))
         command_watch_streams(command);
     command_finish_if_done(command);
+}
+
+/* Another who has the pipe open may read it empty, and no event would come then: nothing is waited for. */
+void command_read_rest(struct stream *stream) {
+    struct outlet **outlet = &stream->command->outlet;
+    while (stream->fd >= 0 && stream->last_bytes >= 0 && !(*outlet)->kind->congested(*outlet))
+        command_read(stream);
 }

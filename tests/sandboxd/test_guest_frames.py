@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,3 +197,43 @@ def test_nothing_of_the_guest_is_handed_down(path: Path) -> None:
     limits = run(path, command(b"grep", b"realtime timeout", b"/proc/self/limits"))[0].split()
     assert limits[3].isdigit(), "its own value of the limit is what a command is known by"
     assert limits[4] == b"unlimited"
+
+
+STOLEN = rb"""
+import os, sys, time
+again = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+filler = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK)
+full = time.monotonic() + 0.2
+while time.monotonic() < full:
+    try:
+        os.write(filler, bytes(65536))
+    except BlockingIOError:
+        time.sleep(0.01)
+if os.fork():
+    os._exit(0)
+os.setsid()
+os.close(2)
+time.sleep(0.5)
+try:
+    while os.read(again, 65536):
+        pass
+except BlockingIOError:
+    os.close(os.open(sys.argv[1], os.O_WRONLY))
+    time.sleep(15)
+"""
+
+
+def test_a_command_ends_whose_last_bytes_another_has_read(path: Path, tmp_path: Path) -> None:
+    """Its background child empties the pipe after the guest has counted what is in there."""
+    os.mkfifo(tmp_path / "empty")
+    program = sys.executable.encode()
+    request = command(program, b"-I", b"-S", b"-c", STOLEN, os.fsencode(tmp_path / "empty"))
+    request.timeout = 20.0
+    raw = Raw(path)
+    raw.sock.settimeout(10)
+    raw.send(wire.frame(wire.EXEC, request.pack()))
+    assert raw.frame() is not None
+    # Nobody takes the output until the grace is over and the pipe is empty again.
+    (tmp_path / "empty").read_bytes()
+    assert raw.frames()[-1][0] == wire.EXITED
+    raw.close()
