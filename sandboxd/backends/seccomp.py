@@ -89,7 +89,8 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "clock_adjtime": (305, 266),
     "adjtimex": (159, 171),
 }
-CLONE, CLONE3, SOCKET, IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
+CLONE, CLONE3, IOCTL = (56, 220), (435, 435), (16, 29)
+SOCKET, SOCKETPAIR = (41, 198), (53, 199)
 PRLIMIT, SETRLIMIT = (302, 261), (160, 164)
 # Flags of clone; 0x80 (time) cannot be given to it.
 NAMESPACES = (
@@ -172,6 +173,7 @@ def _ranges(column: int) -> list[tuple[int, str]]:
     for name, call in (
         ("clone", CLONE),
         ("socket", SOCKET),
+        ("socket", SOCKETPAIR),
         ("ioctl", IOCTL),
         ("prlimit", PRLIMIT),
         ("setrlimit", SETRLIMIT),

@@ -63,7 +63,7 @@ def test_every_listed_call_is_refused(machine: str) -> None:
 def test_everything_else_is_allowed(machine: str) -> None:
     column = MACHINES.index(machine)
     denied = {numbers[column] for numbers in seccomp.DENIED.values()} | {seccomp.CLONE3[column]}
-    denied.add(seccomp.SOCKET[column])  # Family 0 is none.
+    denied |= {seccomp.SOCKET[column], seccomp.SOCKETPAIR[column]}  # Family 0 is none.
     for number in range(470):
         if number not in denied:
             assert verdict(machine, Call(number)) == 0, number
@@ -83,10 +83,11 @@ def test_arguments_decide(machine: str) -> None:
     assert verdict(machine, Call(clone, (0x3D0F00,))) == 0  # A thread.
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
         assert verdict(machine, Call(clone, (flag | 0x11,))) == errno.EPERM
-    for family in seccomp.FAMILIES:
-        assert verdict(machine, Call(sock, (family,))) == 0
-    for family in (0, 17, 38, 40):
-        assert verdict(machine, Call(sock, (family,))) == errno.EAFNOSUPPORT
+    for number in (sock, seccomp.SOCKETPAIR[column]):
+        for family in seccomp.FAMILIES:
+            assert verdict(machine, Call(number, (family,))) == 0
+        for family in (0, 17, 30, 38, 40):
+            assert verdict(machine, Call(number, (family,))) == errno.EAFNOSUPPORT
     assert verdict(machine, Call(ioctl, (0, 0x5401))) == 0
     # The kernel looks at 32 bits of the number, and so must the filter.
     for number in (0x5412, 0x541C, (1 << 32) | 0x5412):
