@@ -156,12 +156,19 @@ static void accept_all(void *context, uint32_t mask) {
 
 /* -- the process */
 
+/* Whether the end is asked for by who may. Of a sandbox's first process only those outside of its pid
+ * namespace, whose number is 0 in here; the code tells them from the kernel and from sigqueue(3), which may
+ * bring any number. */
+static bool from_outside(const struct signalfd_siginfo *info) {
+    return getpid() != 1 || (info->ssi_code == SI_USER && info->ssi_pid == 0);
+}
+
 static void signaled(void *context, uint32_t mask) {
     struct guest *guest = context;
     struct signalfd_siginfo info;
     (void)mask;
     while (read(guest->signals, &info, sizeof info) == sizeof info)
-        if (info.ssi_signo == SIGTERM)
+        if (info.ssi_signo == SIGTERM && from_outside(&info))
             loop_stop(&guest->loop);
     commands_reap(&guest->commands);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,18 @@ async def test_commands_cannot_reach_the_guest_or_its_socket(
         ):
             assert (await run(box, "sh", "-c", attempt)).code != 0, attempt
         await box.ping()
+
+
+async def test_only_the_engine_asks_for_the_end(backend: DockerBackend, template: Template) -> None:
+    async with sandbox(backend, template) as box:
+        assert (await run(box, "sh", "-c", "kill -TERM 1; kill -USR1 1; echo on")).stdout == b"on\n"
+        await box.ping()
+        lost = asyncio.create_task(box.wait_lost())
+        begin = time.monotonic()
+        async with engine() as host:
+            await host.call(lambda api: api.stop(backend._name("one"), timeout=20))
+        assert await asyncio.wait_for(lost, 10) == "its first process ended with status 0"
+        assert time.monotonic() - begin < 10, "it was not killed: it ended as it was asked to"
 
 
 async def test_limits_are_enforced(backend: DockerBackend, template: Template) -> None:

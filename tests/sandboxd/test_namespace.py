@@ -172,6 +172,14 @@ async def test_the_filter_refuses_what_it_lists(backend: NamespaceBackend) -> No
         assert line == f"{name}: -1: {expected.get(name, 'Operation not permitted')}"
 
 
+async def test_nobody_inside_asks_for_the_end(backend: NamespaceBackend) -> None:
+    box = await backend.create("one", TEMPLATE)
+    script = "import os, signal\nfor n in range(1, 65):\n    os.kill(1, n)"
+    assert (await execute(box, Command(argv=(b"python3", b"-c", script.encode())))).stderr == b""
+    assert (await shell(box, "kill -TERM 1; echo on")).stdout == b"on\n"
+    await box.ping()
+
+
 async def test_loopback_works_and_ordinary_programs_do(backend: NamespaceBackend) -> None:
     script = (
         "import socket, threading, subprocess, tempfile, os\n"
