@@ -7,7 +7,6 @@ partial/{name}/tree         in the image store: one that becomes a layer of an i
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -66,9 +65,12 @@ class Copies:
 
     def give_up(self, target: str) -> None:
         """Ends a copy, if it is under way: its reply is then an error."""
-        if target in self._running:
-            with contextlib.suppress(ProcessLookupError):  # It has ended, and its answer is on its way.
-                os.kill(self._running[target], signal.SIGKILL)
+        if target not in self._running:
+            return
+        try:
+            os.kill(self._running[target], signal.SIGKILL)
+        except ProcessLookupError:
+            return  # Its answer is on its way.
 
     def _ended(self, heard: int, target: str, reply: Reply) -> None:
         self._loop.unwatch(heard)
