@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 
+from sandboxd.backends import seccomp
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
 from sandboxd.backends.rootfs import BRANCH_PREFIX, UID, Base
@@ -52,15 +53,15 @@ class Order:
 class Confinement:
     """What all sandboxes of a launcher share.
 
-    `program` is the filter. `mapped_range` says that the launcher's user namespace has many users (it was
+    `key` is what the filter knows a guest by: 16 bytes that no sandbox may learn. `mapped_range` says that the launcher's user namespace has many users (it was
     started by root), so that a sandbox can have its own; else a second namespace gives the one user its
     number.
     """
 
-    def __init__(self, base: Base, cgroups: Cgroups, program: bytes, *, mapped_range: bool) -> None:
+    def __init__(self, base: Base, cgroups: Cgroups, key: bytes, *, mapped_range: bool) -> None:
         self._base = base
         self._cgroups = cgroups
-        self._program = program
+        self._key = key
         self._mapped_range = mapped_range
 
     @property
@@ -152,5 +153,6 @@ class Confinement:
             # Every change of rights above would have cleared it. The starter may have died before that.
             ("prctl", sys.PR_SET_PDEATHSIG, signal.SIGKILL),
             ("alive", LIFELINE),
-            ("seccomp", self._program),
+            ("key", self._key),
+            ("seccomp", seccomp.program(sys.MACHINE, self._key)),
         ]

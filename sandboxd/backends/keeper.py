@@ -251,8 +251,8 @@ def _build(
     os.chdir("/state/sandboxes")
     sweeper = _start_sweeper(cgroups, [control.fileno(), *channels, records, partial])
     starter = launch(PROGRAM, cgroups.descriptors)
-    seccomp_program = seccomp.program(sys.MACHINE)
-    confinement = Confinement(base, cgroups, seccomp_program, mapped_range=mapped_range)
+    key = os.urandom(seccomp.KEY_BYTES)
+    confinement = Confinement(base, cgroups, key, mapped_range=mapped_range)
     sys.set_title(sys.title_area(), b"sandboxd-launcher")
     return Launcher(control, confinement, Records(records), partial, (starter, sweeper), spec["grace"])
 

@@ -6,7 +6,8 @@ privileges that no sandbox has. Everything else is bounded by the namespaces. Re
 
 Beside the list: clone with any namespace flag; sockets of other families than unix, IPv4, IPv6 and netlink
 (vsock is not bound to a network namespace); the ioctls that type into a terminal; a foreign instruction
-set; and changes of RLIMIT_RTTIME, which marks the processes of a command (see native/tree.h), except PID 1's.
+set; changes of RLIMIT_RTTIME, which marks the processes of a command (see native/tree.h), except by who shows
+a key; and changes of the limits, the priority and the scheduling of PID 1, which runs as the same user.
 """
 
 from __future__ import annotations
@@ -92,6 +93,17 @@ DENIED: dict[str, tuple[int, int | None]] = {
 CLONE, CLONE3, IOCTL = (56, 220), (435, 435), (16, 29)
 SOCKET, SOCKETPAIR = (41, 198), (53, 199)
 PRLIMIT, SETRLIMIT = (302, 261), (160, 164)
+# Of the process that their first argument names.
+SCHEDULING: dict[str, tuple[int, int]] = {
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+}
+# Of a process, of a group, or of all that a user has; the two count these kinds from 0 and from 1.
+SETPRIORITY, IOPRIO_SET = (141, 140), (251, 30)
+PRIO_USER, IOPRIO_USER = 2, 3
+KEY_BYTES = 16
 # Flags of clone; 0x80 (time) cannot be given to it.
 NAMESPACES = (
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
@@ -132,17 +144,41 @@ def _ioctl() -> list[Instruction]:
     return [(LOAD, 0, 0, _low(1)), *typed, _refuse(errno.EPERM), (RETURN, 0, 0, ALLOW)]
 
 
-def _prlimit() -> list[Instruction]:
-    """Refuses a new RLIMIT_RTTIME (a pointer that is not null) for any process but PID 1."""
+def _prlimit(key: bytes) -> list[Instruction]:
+    """Refuses a new limit (a pointer that is not null) of PID 1, and a new RLIMIT_RTTIME of any process,
+    unless the two arguments behind those of the call hold the key.
+    """
+    words = struct.unpack("<4I", key)
+    shown: list[Instruction] = []
+    for place, word in enumerate(words):
+        # To the end that allows, or on with what else decides.
+        left = 2 * (len(words) - 1 - place)
+        shown += [(LOAD, 0, 0, _low(4) + 4 * place), (JUMP_EQ, 5 if place == 3 else 0, left, word)]
     return [
-        (LOAD, 0, 0, _low(1)),
-        (JUMP_EQ, 0, 7, resource.RLIMIT_RTTIME),
-        (LOAD, 0, 0, _low(0)),
-        (JUMP_EQ, 5, 0, 1),
         (LOAD, 0, 0, _low(2)),
         (JUMP_EQ, 0, 2, 0),
         (LOAD, 0, 0, _low(2) + 4),
-        (JUMP_EQ, 1, 0, 0),
+        (JUMP_EQ, len(shown) + 5, 0, 0),
+        *shown,
+        (LOAD, 0, 0, _low(0)),
+        (JUMP_EQ, 2, 0, 1),
+        (LOAD, 0, 0, _low(1)),
+        (JUMP_EQ, 0, 1, resource.RLIMIT_RTTIME),
+        _refuse(errno.EPERM),
+        (RETURN, 0, 0, ALLOW),
+    ]
+
+
+def _of_pid_1(argument: int) -> list[Instruction]:
+    return [(LOAD, 0, 0, _low(argument)), (JUMP_EQ, 0, 1, 1), _refuse(errno.EPERM), (RETURN, 0, 0, ALLOW)]
+
+
+def _priority(whole_user: int) -> list[Instruction]:
+    return [
+        (LOAD, 0, 0, _low(0)),
+        (JUMP_EQ, 2, 0, whole_user),
+        (LOAD, 0, 0, _low(1)),
+        (JUMP_EQ, 0, 1, 1),
         _refuse(errno.EPERM),
         (RETURN, 0, 0, ALLOW),
     ]
@@ -153,17 +189,21 @@ def _setrlimit() -> list[Instruction]:
     return [(LOAD, 0, 0, _low(0)), marked, _refuse(errno.EPERM), (RETURN, 0, 0, ALLOW)]
 
 
-# What becomes of a call; each ends by itself.
-VERDICTS: dict[str, list[Instruction]] = {
-    "allow": [(RETURN, 0, 0, ALLOW)],
-    "refuse": [_refuse(errno.EPERM)],
-    "unknown": [_refuse(errno.ENOSYS)],
-    "clone": _clone(),
-    "socket": _socket(),
-    "ioctl": _ioctl(),
-    "prlimit": _prlimit(),
-    "setrlimit": _setrlimit(),
-}
+def _verdicts(key: bytes) -> dict[str, list[Instruction]]:
+    """What becomes of a call; each ends by itself."""
+    return {
+        "allow": [(RETURN, 0, 0, ALLOW)],
+        "refuse": [_refuse(errno.EPERM)],
+        "unknown": [_refuse(errno.ENOSYS)],
+        "clone": _clone(),
+        "socket": _socket(),
+        "ioctl": _ioctl(),
+        "prlimit": _prlimit(key),
+        "setrlimit": _setrlimit(),
+        "scheduling": _of_pid_1(0),
+        "setpriority": _priority(PRIO_USER),
+        "ioprio_set": _priority(IOPRIO_USER),
+    }
 
 
 def _ranges(column: int) -> list[tuple[int, str]]:
@@ -177,6 +217,9 @@ def _ranges(column: int) -> list[tuple[int, str]]:
         ("ioctl", IOCTL),
         ("prlimit", PRLIMIT),
         ("setrlimit", SETRLIMIT),
+        ("setpriority", SETPRIORITY),
+        ("ioprio_set", IOPRIO_SET),
+        *(("scheduling", call) for call in SCHEDULING.values()),
     ):
         verdicts[call[column]] = name
     ranges = [(0, "allow")]
@@ -202,12 +245,14 @@ def _search(ranges: list[tuple[int, str]], tree: list[tuple[int, int | str, int 
     return index
 
 
-def instructions(machine: str) -> list[Instruction]:
+def instructions(machine: str, key: bytes) -> list[Instruction]:
     """The filter for one kind of machine. Raises KeyError for others than x86_64 and aarch64.
+
+    `key` are the 16 bytes that PID 1 shows when it marks a command.
 
     A search in ranges: the kernel runs it for every number there is whenever a sandbox puts it on.
     """
-    arch = AUDIT_ARCH[machine]
+    arch, verdicts = AUDIT_ARCH[machine], _verdicts(key)
     tree: list[tuple[int, int | str, int | str]] = []
     _search(_ranges(list(AUDIT_ARCH).index(machine)), tree)
     code: list[Instruction] = [
@@ -218,14 +263,14 @@ def instructions(machine: str) -> list[Instruction]:
     ]
     places: dict[int | str, int] = {index: index for index in range(len(tree))}
     end = len(tree)
-    for name, body in VERDICTS.items():
+    for name, body in verdicts.items():
         places[name] = end
         end += len(body)
     for index, (number, above, below) in enumerate(tree):
         code.append((JUMP_GE, places[above] - index - 1, places[below] - index - 1, number))
-    return [*code, *(line for body in VERDICTS.values() for line in body)]
+    return [*code, *(line for body in verdicts.values() for line in body)]
 
 
-def program(machine: str) -> bytes:
-    """The filter as the kernel takes it: an array of `sock_filter`."""
-    return b"".join(struct.pack("=HBBI", *line) for line in instructions(machine))
+def program(machine: str, key: bytes) -> bytes:
+    """The filter as the kernel takes it: an array of `sock_filter`; see `instructions`."""
+    return b"".join(struct.pack("=HBBI", *line) for line in instructions(machine, key))

@@ -45,6 +45,7 @@ OPS = (
     ("setsid", ""),
     ("alive", "d"),  # ends the start if that pipe has ended
     ("seccomp", "b"),  # instructions
+    ("key", "b"),  # what the filter asks for when a command is marked
     ("into", "d"),  # a control group of version 2 that the new process begins in, if the kernel can
     ("join", "d"),  # enters that group unless it began there
     ("give", "ds"),  # hands the descriptor to the launcher, under that name

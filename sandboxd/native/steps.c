@@ -40,6 +40,7 @@ static const struct {
     {"setsid", "", op_setsid},
     {"alive", "d", op_alive},
     {"seccomp", "b", op_seccomp},
+    {"key", "b", op_key},
     {"into", "d", op_into},
     {"join", "d", op_join},
     {"give", "ds", op_give},

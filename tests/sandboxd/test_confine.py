@@ -26,7 +26,7 @@ def base(owner: int = UID) -> Base:
 
 
 def confinement(*, cgroups: Cgroups | None = None, mapped_range: bool = True) -> Confinement:
-    return Confinement(base(), cgroups or Cgroups([]), b"\0" * 8, mapped_range=mapped_range)
+    return Confinement(base(), cgroups or Cgroups([]), bytes(16), mapped_range=mapped_range)
 
 
 def order(**changes: Any) -> Order:
@@ -69,7 +69,7 @@ def test_each_step_comes_when_it_is_safe() -> None:
     assert last("mount") < first("pivot_root") < first("umount") < first("workspace")
     assert last("workspace") < first("drop_bounding"), "mounts and owners need rights"
     assert first("setuser") < first("keep") < first("drop_capabilities")
-    assert done[-2:] == ["alive", "seccomp"], "nothing after the filter"
+    assert done[-3:] == ["alive", "key", "seccomp"], "nothing after the filter"
     assert steps.index(("prctl", sys.PR_SET_DUMPABLE, 0)) > first("setuser"), "a change of user sets it anew"
     assert steps.index(("prctl", sys.PR_SET_PDEATHSIG, 9)) > first("drop_capabilities")
 

@@ -18,7 +18,7 @@ from sandboxd.backends.channel import dial
 from sandboxd.backends.link import Link
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, SandboxLost, StartFailed
-from sandboxd.types import Command, Network, Template
+from sandboxd.types import Command, ExitReason, Network, Template
 
 from .backend_kit import execute, pieces, read, shell
 from .namespace_kit import leftovers
@@ -151,7 +151,12 @@ for name, x86, a64, arguments in (
     ("by handle", 304, 265, (-100, 0, 0)), ("setns", 308, 268, (0, 0)), ("pivot_root", 155, 41, (0, 0)),
     ("vsock", 41, 198, (40, 1, 0)), ("packet", 41, 198, (17, 3, 0)), ("tiocsti", 16, 29, (0, 0x5412, 0)),
     ("init_module", 175, 105, (0, 0, 0)), ("prlimit mark", 302, 261, (0, 15, limit, 0)),
-    ("setrlimit mark", 160, 164, (15, limit)),
+    ("setrlimit mark", 160, 164, (15, limit)), ("mark pid 1", 302, 261, (1, 15, limit, 0)),
+    ("limit pid 1", 302, 261, (1, 7, limit, 0, 1, 2)), ("guess", 302, 261, (0, 15, limit, 0, 1, 2)),
+    ("affinity", 203, 122, (1, 8, limit)), ("scheduler", 144, 119, (1, 3, limit)),
+    ("renice", 141, 140, (0, 1, 19)), ("renice group", 141, 140, (1, 1, 19)),
+    ("renice all", 141, 140, (2, 0, 19)), ("ioprio", 251, 30, (1, 1, 24576)),
+    ("vsock pair", 53, 199, (40, 1, 0, limit)),
 ):
     result = libc.syscall(a64 if arm else x86, *arguments)
     if result == 0 and name.startswith("clone"):
@@ -164,12 +169,25 @@ async def test_the_filter_refuses_what_it_lists(backend: NamespaceBackend) -> No
     connection = await backend.create("calls", TEMPLATE)
     outcome = await execute(connection, Command(argv=(b"python3", b"-c", SYSTEM_CALLS.encode())))
     lines = outcome.stdout.decode().splitlines()
-    assert len(lines) == 17, outcome.stderr
+    assert len(lines) == 27, outcome.stderr
     expected = {"clone3": "Function not implemented", "vsock": "Address family not supported by protocol"}
-    expected["packet"] = expected["vsock"]
+    expected["packet"] = expected["vsock pair"] = expected["vsock"]
     for line in lines:
         name = line.split(":")[0]
         assert line == f"{name}: -1: {expected.get(name, 'Operation not permitted')}"
+
+
+async def test_no_command_escapes_its_end_by_the_limits_of_pid_1(backend: NamespaceBackend) -> None:
+    box = await backend.create("one", TEMPLATE)
+    script = (
+        b"import resource\nfor limit in range(16):\n    try: resource.prlimit(1, limit, (5, 5))\n"
+        b"    except OSError: print('refused')"
+    )
+    assert (await execute(box, Command(argv=(b"python3", b"-c", script)))).stdout == b"refused\n" * 16
+    tree = b"(setsid sleep 77 </dev/null >/dev/null 2>&1 &); sleep 60"
+    ended = await execute(box, Command(argv=(b"sh", b"-c", tree), timeout=0.3))
+    assert ended.exited.reason is ExitReason.TIMED_OUT
+    assert (await shell(box, "grep -lx sleep /proc/[0-9]*/comm")).stdout == b""
 
 
 async def test_nobody_inside_asks_for_the_end(backend: NamespaceBackend) -> None:

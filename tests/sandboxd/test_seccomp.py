@@ -10,6 +10,8 @@ import pytest
 from sandboxd.backends import seccomp
 
 MACHINES = ("x86_64", "aarch64")
+KEY = bytes(range(0xF0, 0x100))
+SHOWN = (0xF7F6F5F4F3F2F1F0, 0xFFFEFDFCFBFAF9F8)
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Call:
 
 def verdict(machine: str, call: Call) -> int:
     """0 for an allowed call, else the errno."""
-    code = seccomp.instructions(machine)
+    code = seccomp.instructions(machine, KEY)
     accumulator, at = 0, 0
     while True:
         op, yes, no, value = code[at]
@@ -95,14 +97,38 @@ def test_arguments_decide(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_only_pid_1_changes_the_mark_of_a_command(machine: str) -> None:
+def test_only_who_has_the_key_changes_the_mark_of_a_command(machine: str) -> None:
     column = MACHINES.index(machine)
     prlimit, setrlimit = seccomp.PRLIMIT[column], seccomp.SETRLIMIT[column]
     for pointer in (1, 1 << 32):
         assert verdict(machine, Call(prlimit, (0, 15, pointer))) == errno.EPERM
         assert verdict(machine, Call(prlimit, (77, 15, pointer))) == errno.EPERM
-        assert verdict(machine, Call(prlimit, (1, 15, pointer))) == 0
+        assert verdict(machine, Call(prlimit, (0, 15, pointer, 0, *SHOWN))) == 0
+        for bit in range(128):
+            shown = [SHOWN[0] ^ (1 << bit), SHOWN[1]] if bit < 64 else [SHOWN[0], SHOWN[1] ^ (1 << bit - 64)]
+            assert verdict(machine, Call(prlimit, (0, 15, pointer, 0, *shown))) == errno.EPERM
+        for limit in range(16):
+            assert verdict(machine, Call(prlimit, (1, limit, pointer))) == errno.EPERM
         assert verdict(machine, Call(prlimit, (0, 7, pointer))) == 0
+        assert verdict(machine, Call(prlimit, (77, 7, pointer))) == 0
+    assert verdict(machine, Call(prlimit, (1, 7, 0))) == 0
     assert verdict(machine, Call(prlimit, (0, 15, 0))) == 0
     assert verdict(machine, Call(setrlimit, (15, 1))) == errno.EPERM
     assert verdict(machine, Call(setrlimit, (7, 1))) == 0
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_pid_1_is_not_slowed_down(machine: str) -> None:
+    column = MACHINES.index(machine)
+    for numbers in seccomp.SCHEDULING.values():
+        assert verdict(machine, Call(numbers[column], (1, 3))) == errno.EPERM
+        assert verdict(machine, Call(numbers[column], (0, 3))) == 0
+        assert verdict(machine, Call(numbers[column], (77, 3))) == 0
+    # Kinds: a process, a group, all of a user.
+    for number, kinds in ((seccomp.SETPRIORITY[column], (0, 1, 2)), (seccomp.IOPRIO_SET[column], (1, 2, 3))):
+        for kind in kinds:
+            assert verdict(machine, Call(number, (kind, 1, 19))) == errno.EPERM
+        for kind in kinds[:2]:
+            assert verdict(machine, Call(number, (kind, 0, 19))) == 0
+            assert verdict(machine, Call(number, (kind, 77, 19))) == 0
+        assert verdict(machine, Call(number, (kinds[2], 0, 19))) == errno.EPERM
