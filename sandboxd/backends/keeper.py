@@ -66,11 +66,13 @@ def main() -> None:
     try:
         _keep(spec, report)
         code = 0
-    except Refused as error:
-        os.write(report, f"{error}\n".encode())
-    except OSError as error:
-        os.write(report, f"{error.strerror}: {error.filename}\n".encode())
+    except Exception as error:
+        # To the log first: the daemon may have been answered before, and the report is closed then.
         python.excepthook(*python.exc_info())
+        if isinstance(error, Refused | OSError):
+            why = str(error) if isinstance(error, Refused) else f"{error.strerror}: {error.filename}"
+            os.write(report, os.fsencode(f"{why}\n"))
+        raise
     finally:
         os._exit(code)
 
@@ -197,6 +199,7 @@ def _become_launcher(
 ) -> NoReturn:
     unshared, mapped, report = channels
     code = 1
+    told = False
     try:
         hierarchies = cgroup.settle(hierarchies)
         outside = _new_user(unshared, mapped, spec)
@@ -205,13 +208,15 @@ def _become_launcher(
         os.write(unshared, b"1")
         os.close(unshared)
         os.close(report)
+        told = True  # From now on the number is somebody else's: a daemon's connection, for instance.
         launcher.run()
         code = 0
-    except Refused as error:
-        os.write(report, f"{error}\n".encode())
-    except OSError as error:
-        os.write(report, f"{_explain(error)}\n".encode())
+    except Exception as error:
         python.excepthook(*python.exc_info())
+        if not told and isinstance(error, Refused | OSError):
+            why = str(error) if isinstance(error, Refused) else _explain(error)
+            os.write(report, os.fsencode(f"{why}\n"))
+        raise
     finally:
         os._exit(code)
 
