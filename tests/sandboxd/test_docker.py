@@ -77,6 +77,21 @@ async def test_commands_cannot_reach_the_guest_or_its_socket(
         await box.ping()
 
 
+async def test_commands_cannot_talk_to_the_guest(backend: DockerBackend, template: Template) -> None:
+    script = (
+        "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('/.sandboxd/run/guest.sock')\n"
+        "try: s.sendall(b'P\\0\\0\\0\\0'); print(s.recv(5))\n"
+        "except OSError as error: print(error.strerror)"
+    )
+    async with sandbox(backend, template) as box:
+        assert (await run(box, "python3", "-c", script)).stdout in (
+            b"b''\n",
+            b"Broken pipe\n",
+            b"Connection reset by peer\n",
+        )
+        await box.ping()
+
+
 async def test_only_the_engine_asks_for_the_end(backend: DockerBackend, template: Template) -> None:
     async with sandbox(backend, template) as box:
         assert (await run(box, "sh", "-c", "kill -TERM 1; kill -USR1 1; echo on")).stdout == b"on\n"
