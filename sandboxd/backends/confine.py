@@ -53,9 +53,9 @@ class Order:
 class Confinement:
     """What all sandboxes of a launcher share.
 
-    `key` is what the filter knows a guest by: 16 bytes that no sandbox may learn. `mapped_range` says that the launcher's user namespace has many users (it was
-    started by root), so that a sandbox can have its own; else a second namespace gives the one user its
-    number.
+    `key` is what the filter knows a guest by: 16 bytes that no sandbox may learn. `mapped_range`
+    says that the launcher's user namespace has many users (it was started by root), so that a sandbox can
+    have its own; else a second namespace gives the one user its number.
     """
 
     def __init__(self, base: Base, cgroups: Cgroups, key: bytes, *, mapped_range: bool) -> None:
@@ -98,7 +98,7 @@ class Confinement:
             ("open", HERE, f"/state/sandboxes/{order.sandbox_id}", os.O_PATH, HOME, False),
             *self._cgroups.enter(order.sandbox_id, order.limits),
             ("open", HERE, "/proc/self", os.O_PATH, PROC, False),
-            ("open", PROC, "oom_score_adj", os.O_WRONLY, OOM_SCORE, False),
+            ("open", PROC, "oom_score_adj", os.O_RDWR, OOM_SCORE, False),
             ("unshare", flags | network),
             *root,
             ("sethostname", HOSTNAME),

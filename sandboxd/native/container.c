@@ -51,7 +51,7 @@ static int listen_at(const char *path) {
 
 int container_main(const char *path, const char *ready) {
     struct memory_files memory = find_memory();
-    int oom_score_fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    int oom_score_fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
     int listener = listen_at(path);
     if (listener < 0 || chdir("/") != 0)
         return failed(path);

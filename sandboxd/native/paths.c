@@ -27,6 +27,14 @@ bool is_directory(const char *path) {
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
+/* One that was there is as good. The reason is the first call's, not that of the look that follows. */
+static bool make_directory(const char *path, mode_t mode, struct fault *fault) {
+    if (mkdir(path, mode) == 0)
+        return true;
+    int number = errno;
+    return is_directory(path) || fault_os(fault, number);
+}
+
 bool make_directories(const char *path, struct fault *fault) {
     if (is_directory(path))
         return true;
@@ -38,10 +46,10 @@ bool make_directories(const char *path, struct fault *fault) {
             continue;
         partly[end] = 0;
         /* What is in the way is told by the step below it. */
-        made = mkdir(partly, 0777) == 0 || errno == EEXIST || is_directory(partly) || fault_os(fault, errno);
+        made = make_directory(partly, 0777, fault) || fault->number == EEXIST;
         partly[end] = '/';
     }
-    made = made && (mkdir(path, 0755) == 0 || is_directory(path) || fault_os(fault, errno));
+    made = made && make_directory(path, 0755, fault);
     free(partly);
     return made;
 }

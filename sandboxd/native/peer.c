@@ -62,6 +62,12 @@ void peer_update(struct peer *peer) {
     loop_watch(peer->loop, peer->fd, mask, ready, peer);
 }
 
+/* Whoever is at it still uses the connection: the hang-up comes back through the loop. */
+static void give_up(struct peer *peer) {
+    peer->broken = true;
+    shutdown(peer->fd, SHUT_RDWR);
+}
+
 /* -- sending */
 
 static void keep(struct buffer *pending, const struct iovec *part, size_t sent) {
@@ -79,8 +85,10 @@ void peer_send(struct peer *peer, char kind, struct iovec head, struct iovec bod
     if (!peer_congested(peer)) {
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
         ssize_t count = sendmsg(peer->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (count < 0 && errno != EAGAIN && errno != EINTR)
-            return; /* The loop reports the hang-up, and that ends the connection. */
+        if (count < 0 && errno != EAGAIN && errno != EINTR) {
+            give_up(peer); /* Also for want of memory: a frame must not be missing between others. */
+            return;
+        }
         sent = count > 0 ? (size_t)count : 0;
     }
     for (int n = 0; n < 3; n++) {
@@ -152,11 +160,8 @@ void peer_resume(struct peer *peer) {
     if (peer->fd < 0)
         return; /* It ends: frames that wait may begin nothing that nobody would end. */
     peer->paused = false;
-    if (take_frames(peer))
-        return;
-    /* Whoever asked still uses it: the hang-up comes back through the loop. */
-    peer->broken = true;
-    shutdown(peer->fd, SHUT_RDWR);
+    if (!take_frames(peer))
+        give_up(peer);
 }
 
 static void ready(void *context, uint32_t mask) {

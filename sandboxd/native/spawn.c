@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 enum { NOT_ON_PATH = -1 };
+static const char OOM_SCORE[] = "500";
 
 bool spawner_open(struct spawner *spawner, int oom_score_fd) {
     /* The child's three numbers are taken here, so that none of its ends lies on another's place. */
@@ -19,6 +20,9 @@ bool spawner_open(struct spawner *spawner, int oom_score_fd) {
         spawner->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     while (spawner->null >= 0 && spawner->null < 3);
     spawner->oom_score_fd = oom_score_fd;
+    char *score = spawner->oom_score;
+    if (oom_score_fd < 0 || pread(oom_score_fd, score, sizeof spawner->oom_score - 1, 0) <= 0)
+        strcpy(score, "0");
     tagger_open(&spawner->tagger);
     return spawner->null >= 0;
 }
@@ -180,11 +184,11 @@ static void set_oom_score(const struct spawner *spawner, const char *score) {
 pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct ends *ends, uint64_t *tag,
             struct fault *fault) {
     int error = 0;
-    set_oom_score(spawner, "500");
+    set_oom_score(spawner, OOM_SCORE);
     *tag = tagger_take(&spawner->tagger);
     pid_t pid = start(request, ends, &error);
     tagger_drop(&spawner->tagger);
-    set_oom_score(spawner, "0");
+    set_oom_score(spawner, spawner->oom_score);
     if (error == 0) {
         close_theirs(ends);
         return pid;

@@ -19,6 +19,7 @@ struct ends {
 struct spawner {
     int null;
     int oom_score_fd; /* -1: none. */
+    char oom_score[16]; /* This process's own, as it was at the start. */
     struct tagger tagger;
 };
 

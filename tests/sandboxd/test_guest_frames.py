@@ -237,3 +237,15 @@ def test_a_command_ends_whose_last_bytes_another_has_read(path: Path, tmp_path: 
     (tmp_path / "empty").read_bytes()
     assert raw.frames()[-1][0] == wire.EXITED
     raw.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes another user")
+def test_why_a_directory_cannot_be_made(tmp_path: Path) -> None:
+    started = Started(tmp_path / "s", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    for file in (b"/usr/none/file", b"/usr/none/deep/er/file"):
+        raw = Raw(tmp_path / "s")
+        raw.send(wire.frame(wire.WRITE, wire.WRITE_FIELDS.pack(0o644) + file))
+        ((kind, payload),) = raw.frames()
+        assert (kind, payload[4:]) == (wire.ERROR, b"Permission denied"), payload
+        raw.close()
+    assert started.end() == 0

@@ -190,6 +190,23 @@ async def test_no_command_escapes_its_end_by_the_limits_of_pid_1(backend: Namesp
     assert (await shell(box, "grep -lx sleep /proc/[0-9]*/comm")).stdout == b""
 
 
+async def test_the_first_process_keeps_its_oom_score(tmp_path: Path) -> None:
+    own = Path("/proc/self/oom_score_adj")
+    before = own.read_text()
+    own.write_text("300")  # All that is started from now on has it.
+    backend = NamespaceBackend(tmp_path / "state")
+    try:
+        await backend.open()
+        box = await backend.create("one", TEMPLATE)
+        own.write_text(before)
+        for _ in range(2):
+            scores = (await shell(box, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj")).stdout
+            assert scores == b"500\n300\n"
+    finally:
+        own.write_text(before)
+        await backend.close()
+
+
 async def test_nobody_inside_asks_for_the_end(backend: NamespaceBackend) -> None:
     box = await backend.create("one", TEMPLATE)
     script = "import os, signal\nfor n in range(1, 65):\n    os.kill(1, n)"
