@@ -57,16 +57,33 @@ static void timed_out(void *context) {
     command_kill(context, TIMED_OUT);
 }
 
-/* Tells that the command runs, and watches its ends. */
-static void connect_ends(struct command *command, const struct ends *ends) {
-    command->outlet->kind->started(command->outlet, (uint32_t)command->pid);
+/* Before anything of it runs: a place in the loop for each of its ends, or nothing is started. */
+static struct command *connect(struct commands *table, const struct exec_request *request,
+                               struct outlet *outlet, const struct ends *ends) {
+    struct command *command = memory_get(sizeof *command);
+    *command = (struct command){
+        .table = table, .outlet = outlet, .oom_before = memory_kills(&table->memory), .tree_dead = true,
+        .budget = {request->output_limit, request->output_tail}, .input_ended = !request->has_stdin,
+        .stdin_fd = ends->input, .terminal = ends->terminal,
+    };
     for (int n = 0; n < 2; n++) {
-        struct stream *stream = &command->streams[n];
         char kind = n == 0 ? WIRE_STDOUT : WIRE_STDERR;
-        *stream = (struct stream){.command = command, .last_bytes = -1, .fd = ends->outputs[n], .kind = kind};
+        command->streams[n] =
+            (struct stream){.command = command, .last_bytes = -1, .fd = ends->outputs[n], .kind = kind};
     }
-    command->stdin_fd = ends->input;
-    command->terminal = ends->terminal;
+    return command;
+}
+
+/* Tells that the command runs, and begins to hear and to feed it. */
+static void begin(struct command *command, const struct exec_request *request) {
+    struct commands *table = command->table;
+    struct command **bucket = &table->buckets[(unsigned)command->pid % COMMAND_BUCKETS];
+    command->next = *bucket;
+    *bucket = command;
+    command->began = loop_now();
+    if (request->timeout >= 0)
+        loop_after(table->loop, &command->timer, request->timeout, timed_out, command);
+    command->outlet->kind->started(command->outlet, (uint32_t)command->pid);
     command_watch_streams(command);
     if (command->terminal >= 0 && command->input_ended) {
         buffer_add(&command->input, END_OF_FILE, 1);
@@ -78,28 +95,22 @@ struct command *command_start(struct commands *table, const struct exec_request 
                               struct outlet *outlet) {
     struct ends ends;
     struct fault fault;
-    uint64_t tag;
-    uint64_t oom_before = memory_kills(&table->memory);
     if (!spawn_connect(&table->spawner, request, &ends, &fault)) {
         tell_not_started(request, outlet, &fault);
         return NULL;
     }
-    pid_t pid = spawn(&table->spawner, request, &ends, &tag, &fault);
-    if (pid < 0) {
-        tell_not_started(request, outlet, &fault);
-        return NULL;
+    struct command *command = connect(table, request, outlet, &ends);
+    bool placed = command_take_places(command) || fault_os(&fault, errno);
+    command->pid = placed ? spawn(&table->spawner, request, &ends, &command->tag, &fault) : -1;
+    if (command->pid > 0) {
+        begin(command, request);
+        return command;
     }
-    struct command *command = memory_get(sizeof *command);
-    *command = (struct command){
-        .table = table, .outlet = outlet, .pid = pid, .tag = tag, .oom_before = oom_before, .tree_dead = true,
-        .budget = {request->output_limit, request->output_tail}, .input_ended = !request->has_stdin,
-        .began = loop_now(), .next = table->buckets[(unsigned)pid % COMMAND_BUCKETS],
-    };
-    table->buckets[(unsigned)pid % COMMAND_BUCKETS] = command;
-    if (request->timeout >= 0)
-        loop_after(table->loop, &command->timer, request->timeout, timed_out, command);
-    connect_ends(command, &ends);
-    return command;
+    command_give_places(command);
+    spawn_disconnect(&ends);
+    free(command);
+    tell_not_started(request, outlet, &fault);
+    return NULL;
 }
 
 /* -- the end of processes */

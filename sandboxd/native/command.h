@@ -63,6 +63,9 @@ void command_abandon(struct command *command);
 void command_leave(struct command *command);
 
 /* Between its parts. */
+/* Has the loop keep a place for each of its ends. False, with errno, where there is none. */
+bool command_take_places(struct command *command);
+void command_give_places(struct command *command);
 void command_watch_streams(struct command *command);
 void command_read(struct stream *stream);
 /* Past the grace: what the outlet takes now of what was there then. */

@@ -141,7 +141,8 @@ static void accept_all(void *context, uint32_t mask);
 
 static void accept_again(void *context) {
     struct guest *guest = context;
-    loop_watch(&guest->loop, guest->listener, LOOP_IN, accept_all, guest);
+    if (!loop_watch(&guest->loop, guest->listener, LOOP_IN, accept_all, guest))
+        loop_after(&guest->loop, &guest->pause, ACCEPT_PAUSE_SECONDS, accept_again, guest);
 }
 
 static void accept_all(void *context, uint32_t mask) {
@@ -235,10 +236,10 @@ int guest_serve(int listener, struct memory_files memory, int lifeline, int oom_
     if (!lock_down() || !loop_open(&guest.loop) || !watch_signals(&guest) ||
         !commands_open(&guest.commands, &guest.loop, memory, oom_score_fd))
         return 1;
-    loop_watch(&guest.loop, guest.signals, LOOP_IN, signaled, &guest);
-    loop_watch(&guest.loop, listener, LOOP_IN, accept_all, &guest);
-    if (lifeline >= 0)
-        loop_watch(&guest.loop, lifeline, LOOP_IN, lifeline_ended, &guest);
+    if (!loop_watch(&guest.loop, guest.signals, LOOP_IN, signaled, &guest) ||
+        !loop_watch(&guest.loop, listener, LOOP_IN, accept_all, &guest) ||
+        (lifeline >= 0 && !loop_watch(&guest.loop, lifeline, LOOP_IN, lifeline_ended, &guest)))
+        return 1;
     loop_run(&guest.loop);
     return 0;
 }

@@ -29,7 +29,7 @@ bool loop_open(struct loop *loop) {
 
 /* -- descriptors */
 
-void loop_watch(struct loop *loop, int fd, uint32_t mask, watch_call *call, void *context) {
+bool loop_watch(struct loop *loop, int fd, uint32_t mask, watch_call *call, void *context) {
     if ((size_t)fd >= loop->watch_room) {
         size_t room = 2 * (size_t)fd + 16;
         loop->watches = memory_resize(loop->watches, room * sizeof *loop->watches);
@@ -45,12 +45,16 @@ void loop_watch(struct loop *loop, int fd, uint32_t mask, watch_call *call, void
         /* The generation tells an event of this descriptor from one of an earlier of the same number. */
         uint64_t name = (uint64_t)watch->generation << 32 | (uint32_t)fd;
         struct epoll_event event = {.events = mask, .data.u64 = name};
-        if (epoll_ctl(loop->epoll, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) != 0)
+        int failed = epoll_ctl(loop->epoll, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event);
+        if (failed && !known && (errno == ENOSPC || errno == ENOMEM))
+            return false;
+        if (failed)
             memory_gone("descriptors can be watched");
     }
     watch->call = call;
     watch->context = context;
     watch->mask = mask;
+    return true;
 }
 
 void loop_unwatch(struct loop *loop, int fd) {

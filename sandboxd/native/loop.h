@@ -8,6 +8,9 @@
 #include <sys/epoll.h>
 
 enum { LOOP_IN = EPOLLIN, LOOP_OUT = EPOLLOUT, LOOP_GONE = EPOLLHUP | EPOLLERR };
+/* Waits for nothing and keeps its place; a hang-up is reported once at most. The kernel counts places for
+ * each of its users, which many sandboxes are together: one that was given up may not be had again. */
+enum { LOOP_PARKED = EPOLLONESHOT };
 
 typedef void watch_call(void *context, uint32_t ready);
 typedef void timer_call(void *context);
@@ -49,8 +52,9 @@ double loop_now(void);
 
 /* False when the system refuses. */
 bool loop_open(struct loop *loop);
-/* Calls whenever `fd` is ready for `mask`; replaces an earlier watch of it. Hang-ups are always reported. */
-void loop_watch(struct loop *loop, int fd, uint32_t mask, watch_call *call, void *context);
+/* Calls whenever `fd` is ready for `mask`; replaces an earlier watch of it. Hang-ups are always reported.
+ * False, with errno, where the kernel has no place for one more; a watch that is there can be changed. */
+bool loop_watch(struct loop *loop, int fd, uint32_t mask, watch_call *call, void *context);
 /* Idempotent; must come before the descriptor is closed. */
 void loop_unwatch(struct loop *loop, int fd);
 /* Sets the timer anew. */

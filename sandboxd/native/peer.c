@@ -25,7 +25,10 @@ struct operation operation_over = {&OVER};
 void peer_open(struct loop *loop, int fd, begin_call *begin, void *context) {
     struct peer *peer = memory_get(sizeof *peer);
     *peer = (struct peer){.loop = loop, .begin = begin, .context = context, .mask = LOOP_IN, .fd = fd};
-    loop_watch(loop, fd, LOOP_IN, ready, peer);
+    if (loop_watch(loop, fd, LOOP_IN, ready, peer))
+        return;
+    close(fd);
+    free(peer);
 }
 
 static void release(void *object) {

@@ -45,7 +45,7 @@ struct peer {
     bool taking;       /* Frames are being handed out. */
 };
 
-/* Serves an accepted socket until one side ends the connection. */
+/* Serves an accepted socket until one side ends the connection; closes it where it cannot be watched. */
 void peer_open(struct loop *loop, int fd, begin_call *begin, void *context);
 /* True while the daemon has not taken what was sent before. */
 bool peer_congested(const struct peer *peer);

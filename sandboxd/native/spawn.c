@@ -40,7 +40,7 @@ static void close_theirs(struct ends *ends) {
         shut(&ends->theirs[n]);
 }
 
-static void close_all(struct ends *ends) {
+void spawn_disconnect(struct ends *ends) {
     close_theirs(ends);
     shut(&ends->input);
     for (int n = 0; n < 2; n++)
@@ -88,7 +88,7 @@ bool spawn_connect(const struct spawner *spawner, const struct exec_request *req
     bool made = request->rows != 0 ? open_terminal(request, ends) : open_pipes(request->has_stdin, ends);
     if (!made) {
         int number = errno;
-        close_all(ends);
+        spawn_disconnect(ends);
         return fault_os(fault, number);
     }
     for (int n = 0; n < 2; n++)
@@ -193,7 +193,6 @@ pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct 
         close_theirs(ends);
         return pid;
     }
-    close_all(ends);
     if (error == NOT_ON_PATH)
         fault_say(fault, ENOENT, "not found on PATH");
     else

@@ -28,7 +28,9 @@ bool spawner_open(struct spawner *spawner, int oom_score_fd);
 /* Makes pipes or a terminal. False with the fault; nothing is open then. */
 bool spawn_connect(const struct spawner *spawner, const struct exec_request *request, struct ends *ends,
                    struct fault *fault);
-/* Starts the program with its ends and closes the child's; with a fault closes them all and returns -1. */
+/* Closes all of them. */
+void spawn_disconnect(struct ends *ends);
+/* Starts the program with its ends and closes the child's; with a fault returns -1, and all are open. */
 pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct ends *ends, uint64_t *tag,
             struct fault *fault);
 void terminal_resize(int terminal, uint16_t rows, uint16_t columns);

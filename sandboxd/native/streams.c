@@ -48,7 +48,7 @@ void command_feed(struct command *command) {
     else if (command->input_ended)
         command_close_stdin(command);
     else
-        loop_unwatch(loop, command->stdin_fd);
+        loop_watch(loop, command->stdin_fd, LOOP_PARKED, writable, command);
     command->outlet->kind->hold_input(command->outlet, buffer_size(input) >= STDIN_AHEAD);
 }
 
@@ -102,12 +102,24 @@ void command_watch_streams(struct command *command) {
         struct stream *stream = &command->streams[n];
         if (stream->fd < 0)
             continue;
-        /* A mask of 0 would still report hang-ups, in a tight loop: the watch is taken off instead. */
-        if (congested)
-            loop_unwatch(command->table->loop, stream->fd);
-        else
-            loop_watch(command->table->loop, stream->fd, LOOP_IN, readable, stream);
+        /* A mask of 0 would still report hang-ups, in a tight loop. */
+        loop_watch(command->table->loop, stream->fd, congested ? LOOP_PARKED : LOOP_IN, readable, stream);
     }
+}
+
+bool command_take_places(struct command *command) {
+    struct loop *loop = command->table->loop;
+    for (int n = 0; n < 2; n++)
+        if (command->streams[n].fd >= 0 &&
+            !loop_watch(loop, command->streams[n].fd, LOOP_PARKED, readable, &command->streams[n]))
+            return false;
+    return command->stdin_fd < 0 || loop_watch(loop, command->stdin_fd, LOOP_PARKED, writable, command);
+}
+
+void command_give_places(struct command *command) {
+    for (int n = 0; n < 2; n++)
+        loop_unwatch(command->table->loop, command->streams[n].fd);
+    loop_unwatch(command->table->loop, command->stdin_fd);
 }
 
 static void tell(const struct stream *stream, uint64_t offset, const char *data, size_t size) {

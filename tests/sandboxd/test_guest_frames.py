@@ -249,3 +249,43 @@ def test_why_a_directory_cannot_be_made(tmp_path: Path) -> None:
         assert (kind, payload[4:]) == (wire.ERROR, b"Permission denied"), payload
         raw.close()
     assert started.end() == 0
+
+
+FULL = """
+import ctypes, errno, os, platform, struct, sys
+call = {"x86_64": 233, "aarch64": 21}[platform.machine()]
+code = [
+    (0x20, 0, 0, 0), (0x15, 0, 5, call),  # epoll_ctl
+    (0x20, 0, 0, 24), (0x15, 0, 3, 1),  # of a new one
+    (0x20, 0, 0, 32), (0x35, 0, 1, 60),  # whose number is 60 or more
+    (0x06, 0, 0, 0x00050000 | errno.ENOSPC), (0x06, 0, 0, 0x7FFF0000),
+]
+lines = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
+program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(lines)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_where_the_kernel_watches_no_more_only_the_new_fails(tmp_path: Path) -> None:
+    """The kernel's bound on what a user watches is many sandboxes' together: here a filter stands for it."""
+    started = Started(tmp_path / "s", sys.executable, "-I", "-S", "-c", FULL)
+    held: list[Raw] = []
+    while True:
+        raw = Raw(tmp_path / "s")
+        raw.send(wire.frame(wire.PING))
+        if raw.frame() is None:
+            raw.close()
+            break
+        held.append(raw)
+    for raw in held[:6]:
+        raw.send(wire.frame(wire.EXEC, command(b"cat", has_stdin=True).pack()))
+        ((kind, payload),) = raw.frames()
+        assert (kind, payload[0]) == (wire.EXITED, wire.REASONS.index("NOT_STARTED"))
+        assert payload.endswith(b"cat: No space left on device")
+    for raw in held[1:]:
+        raw.close()
+    assert run(tmp_path / "s", command(b"echo", b"on"))[0] == b"on\n"
+    held[0].close()
+    assert started.end() == 0
