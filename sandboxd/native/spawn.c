@@ -4,14 +4,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { NOT_ON_PATH = -1 };
+enum { NOT_ON_PATH = -1, STOPPED = -2 };
+enum { STACK_BYTES = 64 << 10, GUARD_BYTES = 64 << 10 };
+/* From its copy to its program a child takes a fraction of a millisecond; see `follow`. */
+enum { BEGIN_MILLISECONDS = 2000 };
 static const char OOM_SCORE[] = "500";
 
 bool spawner_open(struct spawner *spawner, int oom_score_fd) {
@@ -24,6 +30,10 @@ bool spawner_open(struct spawner *spawner, int oom_score_fd) {
     if (oom_score_fd < 0 || pread(oom_score_fd, score, sizeof spawner->oom_score - 1, 0) <= 0)
         strcpy(score, "0");
     tagger_open(&spawner->tagger);
+    char *low = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (low == MAP_FAILED || mprotect(low + GUARD_BYTES, STACK_BYTES, PROT_READ | PROT_WRITE) != 0)
+        return false;
+    spawner->stack = low + GUARD_BYTES + STACK_BYTES;
     return spawner->null >= 0;
 }
 
@@ -99,15 +109,17 @@ bool spawn_connect(const struct spawner *spawner, const struct exec_request *req
     return true;
 }
 
-/* -- the child: it runs on this process's memory until its exec, so it only makes system calls */
+/* -- the child: it runs on this process's memory until its exec, so it only makes system calls. Its frames are
+ * left behind on a stack that the next child uses: no sanitizer may take marks of theirs for its own. */
+#define IN_CHILD __attribute__((no_sanitize_address))
 
-static bool is_program(const char *path) {
+IN_CHILD static bool is_program(const char *path) {
     struct stat status;
     return access(path, X_OK) == 0 && stat(path, &status) == 0 && !S_ISDIR(status.st_mode);
 }
 
 /* The program that a shell would run for this name; 0 or an error. `found` holds PATH_MAX bytes. */
-static int search(const char *name, const char *path, char *found) {
+IN_CHILD static int search(const char *name, const char *path, char *found) {
     size_t length = strlen(name);
     for (const char *end; *name != 0; path = end + 1) {
         end = strchrnul(path, ':');
@@ -128,7 +140,7 @@ static int search(const char *name, const char *path, char *found) {
     return NOT_ON_PATH;
 }
 
-static bool take_ends(const struct ends *ends) {
+IN_CHILD static bool take_ends(const struct ends *ends) {
     if (ends->terminal < 0) {
         for (int n = 0; n < 3; n++)
             if (dup2(ends->theirs[n] >= 0 ? ends->theirs[n] : ends->null, n) < 0)
@@ -141,7 +153,8 @@ static bool take_ends(const struct ends *ends) {
 }
 
 /* Returns only with an error. */
-static int become(const struct exec_request *request, const struct ends *ends, char *found) {
+IN_CHILD static int become(const struct exec_request *request, const struct ends *ends) {
+    char found[PATH_MAX];
     /* This process ignores these two; it blocks what it waits for. */
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_DFL);
@@ -161,16 +174,18 @@ static int become(const struct exec_request *request, const struct ends *ends, c
     return errno;
 }
 
-static pid_t start(const struct exec_request *request, const struct ends *ends, int *error) {
-    char found[PATH_MAX];
-    volatile int why = 0;
-    pid_t pid = vfork();
-    if (pid == 0) {
-        why = become(request, ends, found);
-        _exit(127);
-    }
-    *error = pid < 0 ? errno : why;
-    return pid;
+struct child {
+    const struct exec_request *request;
+    const struct ends *ends;
+    int told;
+};
+
+IN_CHILD static int run(void *context) {
+    const struct child *child = context;
+    int why = become(child->request, child->ends);
+    if (write(child->told, &why, sizeof why) < 0)
+        _exit(126);
+    _exit(127);
 }
 
 /* -- this side */
@@ -181,12 +196,51 @@ static void set_oom_score(const struct spawner *spawner, const char *score) {
         return; /* The host may not let it be raised; then they die by size. */
 }
 
+/* Waits until the child has a memory of its own: `heard` ends when its program begins, or when it has ended.
+ * Returns 0, or why there is no program. A command may stop every process in the sandbox, a child on its way
+ * among them, and this one must not wait for it for ever. */
+static int follow(pid_t pid, int heard) {
+    struct pollfd end = {.fd = heard, .events = POLLIN};
+    int why = 0;
+    if (poll(&end, 1, BEGIN_MILLISECONDS) == 0) {
+        kill(pid, SIGKILL);
+        why = STOPPED;
+    }
+    for (int told;;) {
+        ssize_t count = read(heard, &told, sizeof told);
+        if (count == 0)
+            return why;
+        if (count == sizeof told && why == 0) {
+            why = told;
+            kill(pid, SIGKILL); /* It may be stopped before it ends by itself. */
+        }
+    }
+}
+
+static pid_t start(const struct spawner *spawner, const struct exec_request *request,
+                   const struct ends *ends, int *error) {
+    struct child child = {request, ends, -1};
+    int heard;
+    if (!open_pipe(&heard, &child.told)) {
+        *error = errno;
+        return -1;
+    }
+    /* Not vfork: it would hold this process up in the kernel for as long as the child is stopped. */
+    pid_t pid = clone(run, spawner->stack, CLONE_VM | SIGCHLD, &child);
+    *error = pid < 0 ? errno : 0;
+    close(child.told);
+    if (pid >= 0)
+        *error = follow(pid, heard);
+    close(heard);
+    return pid;
+}
+
 pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct ends *ends, uint64_t *tag,
             struct fault *fault) {
     int error = 0;
     set_oom_score(spawner, OOM_SCORE);
     *tag = tagger_take(&spawner->tagger);
-    pid_t pid = start(request, ends, &error);
+    pid_t pid = start(spawner, request, ends, &error);
     tagger_drop(&spawner->tagger);
     set_oom_score(spawner, spawner->oom_score);
     if (error == 0) {
@@ -195,6 +249,8 @@ pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct 
     }
     if (error == NOT_ON_PATH)
         fault_say(fault, ENOENT, "not found on PATH");
+    else if (error == STOPPED)
+        fault_say(fault, ETIMEDOUT, "its process was stopped before the program began");
     else
         fault_os(fault, error);
     return -1;

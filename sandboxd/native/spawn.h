@@ -21,6 +21,7 @@ struct spawner {
     int oom_score_fd; /* -1: none. */
     char oom_score[16]; /* This process's own, as it was at the start. */
     struct tagger tagger;
+    char *stack; /* Where the stack of a child ends, until it has a memory of its own. */
 };
 
 /* False when the system refuses. */

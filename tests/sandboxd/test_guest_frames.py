@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from sandboxd.guest import wire
 
-from .guest_kit import Raw, Started
+from .guest_kit import NAMESPACES, Raw, Started
 
 ANSWER = (wire.PING, b"")
 
@@ -288,4 +289,37 @@ def test_where_the_kernel_watches_no_more_only_the_new_fails(tmp_path: Path) -> 
         raw.close()
     assert run(tmp_path / "s", command(b"echo", b"on"))[0] == b"on\n"
     held[0].close()
+    assert started.end() == 0
+
+
+STOPPER = b"""
+import os, signal, time
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    try:
+        os.kill(-1, signal.SIGSTOP)
+    except ProcessLookupError:
+        pass
+"""
+
+
+def test_a_child_that_is_stopped_on_its_way_holds_up_nothing(tmp_path: Path) -> None:
+    """What one command does to all others must not freeze the first process, for it enforces their ends."""
+    path = tmp_path / "s"
+    started = Started(path, *NAMESPACES)
+    stopper = Raw(path)
+    request = command(b"python3", b"-c", STOPPER)
+    request.timeout = 10.0
+    stopper.send(wire.frame(wire.EXEC, request.pack()))
+    assert stopper.frame() is not None
+    others: list[Raw] = []
+    begin = time.monotonic()
+    while len(others) < 200 and time.monotonic() - begin < 5:
+        others.append(Raw(path))
+        others[-1].send(wire.frame(wire.EXEC, command(b"true").pack()))
+        assert alive(path)
+    assert stopper.frames()[-1][1][0] == wire.REASONS.index("EXITED")
+    for raw in (stopper, *others):
+        raw.close()
+    assert run(path, command(b"echo", b"on"))[0] == b"on\n"
     assert started.end() == 0
