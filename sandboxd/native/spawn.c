@@ -30,7 +30,8 @@ bool spawner_open(struct spawner *spawner, int oom_score_fd) {
     if (oom_score_fd < 0 || pread(oom_score_fd, score, sizeof spawner->oom_score - 1, 0) <= 0)
         strcpy(score, "0");
     tagger_open(&spawner->tagger);
-    char *low = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK;
+    char *low = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_NONE, kind, -1, 0);
     if (low == MAP_FAILED || mprotect(low + GUARD_BYTES, STACK_BYTES, PROT_READ | PROT_WRITE) != 0)
         return false;
     spawner->stack = low + GUARD_BYTES + STACK_BYTES;
@@ -109,17 +110,17 @@ bool spawn_connect(const struct spawner *spawner, const struct exec_request *req
     return true;
 }
 
-/* -- the child: it runs on this process's memory until its exec, so it only makes system calls. Its frames are
- * left behind on a stack that the next child uses: no sanitizer may take marks of theirs for its own. */
+/* -- the child: it runs on this process's memory until its exec, so it only makes system calls. Its frames
+ * are left behind on a stack that the next child uses: no sanitizer may take marks of theirs for its own. */
 #define IN_CHILD __attribute__((no_sanitize_address))
 
-IN_CHILD static bool is_program(const char *path) {
+static IN_CHILD bool is_program(const char *path) {
     struct stat status;
     return access(path, X_OK) == 0 && stat(path, &status) == 0 && !S_ISDIR(status.st_mode);
 }
 
 /* The program that a shell would run for this name; 0 or an error. `found` holds PATH_MAX bytes. */
-IN_CHILD static int search(const char *name, const char *path, char *found) {
+static IN_CHILD int search(const char *name, const char *path, char *found) {
     size_t length = strlen(name);
     for (const char *end; *name != 0; path = end + 1) {
         end = strchrnul(path, ':');
@@ -140,7 +141,7 @@ IN_CHILD static int search(const char *name, const char *path, char *found) {
     return NOT_ON_PATH;
 }
 
-IN_CHILD static bool take_ends(const struct ends *ends) {
+static IN_CHILD bool take_ends(const struct ends *ends) {
     if (ends->terminal < 0) {
         for (int n = 0; n < 3; n++)
             if (dup2(ends->theirs[n] >= 0 ? ends->theirs[n] : ends->null, n) < 0)
@@ -153,7 +154,7 @@ IN_CHILD static bool take_ends(const struct ends *ends) {
 }
 
 /* Returns only with an error. */
-IN_CHILD static int become(const struct exec_request *request, const struct ends *ends) {
+static IN_CHILD int become(const struct exec_request *request, const struct ends *ends) {
     char found[PATH_MAX];
     /* This process ignores these two; it blocks what it waits for. */
     signal(SIGPIPE, SIG_DFL);
@@ -180,7 +181,7 @@ struct child {
     int told;
 };
 
-IN_CHILD static int run(void *context) {
+static IN_CHILD int run(void *context) {
     const struct child *child = context;
     int why = become(child->request, child->ends);
     if (write(child->told, &why, sizeof why) < 0)

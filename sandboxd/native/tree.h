@@ -3,7 +3,8 @@
  * A process group ends with `setsid`, a parent link with a double fork, and an environment variable with an
  * exec. A resource limit is passed on by all three: each command runs under its own value of RLIMIT_RTTIME,
  * which means nothing to a process that may not become real-time, and which the sandbox's seccomp filter
- * lets nobody change but who shows a key: PID 1, which nobody can read. Where limits of others cannot be read (gVisor), parents and sessions serve.
+ * lets nobody change but who shows a key: PID 1, which nobody can read. Where limits of others cannot be
+ * read (gVisor), parents and sessions serve.
  * Chosen over a pid namespace per command: background processes may outlive their command, and PID 1 keeps
  * no privilege to make namespaces with. Chosen over a subreaper per command: that costs one more fork. */
 #ifndef SANDBOXD_TREE_H

@@ -1,0 +1,53 @@
+"""A sandbox's first process: what those inside try on it, who run as the same user, and what it keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandboxd.backends.namespace import NamespaceBackend
+from sandboxd.types import Command, ExitReason, Template
+
+from .backend_kit import execute, shell
+
+pytestmark = pytest.mark.anyio
+TEMPLATE = Template("t")
+
+
+async def test_no_command_escapes_its_end_by_the_limits_of_pid_1(backend: NamespaceBackend) -> None:
+    box = await backend.create("one", TEMPLATE)
+    script = (
+        b"import resource\nfor limit in range(16):\n    try: resource.prlimit(1, limit, (5, 5))\n"
+        b"    except OSError: print('refused')"
+    )
+    assert (await execute(box, Command(argv=(b"python3", b"-c", script)))).stdout == b"refused\n" * 16
+    tree = b"(setsid sleep 77 </dev/null >/dev/null 2>&1 &); sleep 60"
+    ended = await execute(box, Command(argv=(b"sh", b"-c", tree), timeout=0.3))
+    assert ended.exited.reason is ExitReason.TIMED_OUT
+    assert (await shell(box, "grep -lx sleep /proc/[0-9]*/comm")).stdout == b""
+
+
+async def test_the_first_process_keeps_its_oom_score(tmp_path: Path) -> None:
+    own = Path("/proc/self/oom_score_adj")
+    before = own.read_text()
+    own.write_text("300")  # All that is started from now on has it.
+    backend = NamespaceBackend(tmp_path / "state")
+    try:
+        await backend.open()
+        box = await backend.create("one", TEMPLATE)
+        own.write_text(before)
+        for _ in range(2):
+            scores = (await shell(box, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj")).stdout
+            assert scores == b"500\n300\n"
+    finally:
+        own.write_text(before)
+        await backend.close()
+
+
+async def test_nobody_inside_asks_for_the_end(backend: NamespaceBackend) -> None:
+    box = await backend.create("one", TEMPLATE)
+    script = "import os, signal\nfor n in range(1, 65):\n    os.kill(1, n)"
+    assert (await execute(box, Command(argv=(b"python3", b"-c", script.encode())))).stderr == b""
+    assert (await shell(box, "kill -TERM 1; echo on")).stdout == b"on\n"
+    await box.ping()
