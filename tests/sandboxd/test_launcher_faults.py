@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from sandboxd.backends.cgroup import Cgroups
 from sandboxd.backends.copies import Copies
 from sandboxd.backends.launcher import _cause
+from sandboxd.backends.launching import end_of
 from sandboxd.backends.loop import Loop
 from sandboxd.backends.namespace import NamespaceBackend
 from sandboxd.backends.starter import Starter
@@ -166,3 +169,25 @@ async def test_a_launcher_without_a_free_descriptor_goes_on(backend: NamespaceBa
     answer = talk.ask(b'{"n": 1, "do": "what"}')
     assert answer == {"n": 1, "error": "no request 'what'"}
     talk.close()
+
+
+@pytest.mark.anyio
+async def test_a_launcher_that_fails_late_tells_its_log_and_no_daemon(tmp_path: Path) -> None:
+    """What it reports on at its start is closed by then, and its number is the first connection's."""
+    backend = NamespaceBackend(tmp_path / "state")
+    backend._state.mkdir()
+    await backend._start()
+    talks = [Talk(backend) for _ in range(2)]
+    hello = talks[0].ask(b'{"n": 1, "do": "hello"}')
+    assert hello is not None
+    children = Path(f"/proc/{hello['pid']}/task/{hello['pid']}/children").read_text().split()
+    names = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]: int(pid) for pid in children}
+    log = (backend._state / "launcher.log").open()
+    ended = end_of(hello["keeper"])
+    os.kill(names[b"sandboxd-sweeper"], signal.SIGKILL)
+    assert [talk._lines.read() for talk in talks] == [b"", b""]
+    await asyncio.wait_for(ended, 20)
+    assert log.read().endswith("OSError: the sweeper died\n")
+    log.close()
+    for talk in talks:
+        talk.close()
