@@ -116,6 +116,9 @@ def _foreign(code: grpc.StatusCode, message: str) -> errors.SandboxdError:
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             return errors.BackendUnavailable(f"no daemon answers: {message.rpartition('last error: ')[2]}")
+        case grpc.StatusCode.CANCELLED:
+            # Not by this side, which would hear of it as a cancellation.
+            return errors.BackendUnavailable("the call was cut off: the daemon is ending")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.AcquireTimedOut(f"no answer in time: {message}")
         case _:

@@ -59,6 +59,7 @@ def test_the_metadata_says_whose_fault_it_was() -> None:
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
+        (grpc.StatusCode.CANCELLED, errors.BackendUnavailable),
         (grpc.StatusCode.UNAVAILABLE, errors.BackendUnavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.AcquireTimedOut),
         (grpc.StatusCode.UNIMPLEMENTED, errors.Internal),
