@@ -215,6 +215,14 @@ class BackendUnavailable(SandboxdError):
 
     reason = "BACKEND_UNAVAILABLE"
 
+    @classmethod
+    def ended_with_call(cls, command_id: str) -> BackendUnavailable:
+        """For a command whose end nobody saw."""
+        return cls(
+            f"command {command_id!r} was ended with the call that ran it, whose connection broke",
+            phase=Phase.EXEC,
+        )
+
 
 class Draining(BackendUnavailable):
     """The daemon is shutting down and takes no new work."""

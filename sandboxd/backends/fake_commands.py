@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from sandboxd.backends.host_process import HostProcess
-from sandboxd.errors import BackendUnavailable, CommandExists, CommandNotFound, Phase
+from sandboxd.errors import BackendUnavailable, CommandExists, CommandNotFound
 from sandboxd.guest.replay import ENDED_LIMIT, Replay
 from sandboxd.types import Command, CommandInfo, Event, Exited, Kept, Started, Stderr, Stdout
 
@@ -127,10 +127,7 @@ class _Record:
     def check(self, command_id: str) -> None:
         """Raises BackendUnavailable when its caller left."""
         if self.cancelled:
-            raise BackendUnavailable(
-                f"command {command_id!r} was ended with the call that ran it, whose connection broke",
-                phase=Phase.EXEC,
-            )
+            raise BackendUnavailable.ended_with_call(command_id)
 
     async def signal(self, number: int) -> None:
         await self.process.input.decided.wait()

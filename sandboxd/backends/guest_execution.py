@@ -150,8 +150,5 @@ def refusal(
     if number == errno.ENOENT:
         return CommandNotFound.named(command_id)
     if number == errno.ECANCELED:
-        return BackendUnavailable(
-            f"command {command_id!r} was ended with the call that ran it, whose connection broke",
-            phase=Phase.EXEC,
-        )
+        return BackendUnavailable.ended_with_call(command_id)
     raise wire.Malformed(f"frame {kind} is no answer to a request about a command")

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,10 +19,10 @@ from typing import Any
 
 from sandboxd.bench import host
 from sandboxd.bench.audit import Snapshot
-from sandboxd.bench.processes import daemon_pid, launcher_pid
+from sandboxd.bench.mortal import Mortal
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import POOL, all_at_once
-from sandboxd.child import child_daemon, toml_value
+from sandboxd.child import toml_value
 from sandboxd.client import Box, Client
 from sandboxd.errors import SandboxdError
 
@@ -108,38 +106,6 @@ class Course:
         self.moved.set()
 
 
-class Mortal:
-    """A daemon that is killed and started again on one state directory."""
-
-    def __init__(self, directory: Path, config: Path) -> None:
-        self.state = directory / "state"
-        self._config, self._log = config, directory / "daemon.log"
-        self._running = contextlib.AsyncExitStack()
-
-    async def start(self) -> str:
-        running = child_daemon(self.state, config=self._config, log=self._log)
-        return await self._running.enter_async_context(running)
-
-    async def kill(self) -> None:
-        """And start the next one."""
-        os.kill(daemon_pid(self.state), signal.SIGKILL)
-        await self.stop()
-        await self.start()
-
-    async def stop(self) -> None:
-        running, self._running = self._running, contextlib.AsyncExitStack()
-        await running.aclose()
-
-    async def kill_launcher(self) -> None:
-        """Waits for one where the last one's end is not over yet."""
-        while True:
-            pid = await asyncio.to_thread(launcher_pid, self.state)
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-                return
-            await asyncio.sleep(LOOK_SECONDS)
-
-
 async def run(options: Options) -> Result:
     """Plays on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
     result, course = Result("chaos", options.backend, options.count), Course()
@@ -147,7 +113,7 @@ async def run(options: Options) -> Result:
         directory = Path(name)
         config = directory / "bench.toml"
         config.write_text(options.settings())
-        daemon = Mortal(directory, config)
+        daemon = Mortal(directory / "state", config, log=directory / "daemon.log")
         result.host = host.facts()
         before = Snapshot.take(daemon.state)
         try:
@@ -202,6 +168,7 @@ async def _trouble(daemon: Mortal, options: Options, course: Course, dies: Calla
         await asyncio.sleep(draw.random() * LOOK_SECONDS)
         if kind == "daemon":
             await daemon.kill()
+            await daemon.start()
         elif kind == "client":
             dies()
         elif options.backend == "namespace":

@@ -17,7 +17,7 @@ from sandboxd.backend_set import BackendSet
 from sandboxd.backends.fake import FakeBackend
 from sandboxd.backends.namespace import NamespaceBackend
 from sandboxd.bench.audit import Snapshot
-from sandboxd.child import child_daemon
+from sandboxd.bench.mortal import Mortal
 from sandboxd.client import Box
 from sandboxd.clock import ManualClock
 from sandboxd.config import Config
@@ -33,30 +33,9 @@ from .test_process_death import gone, settings
 pytestmark = pytest.mark.anyio
 
 
-class Restarts:
-    """A daemon on one state directory that can be killed and started again, and a client that stays."""
-
-    def __init__(self, directory: Path, config: Path) -> None:
-        self.state = directory / "state"
-        self._config = config
-        self._running = contextlib.AsyncExitStack()
-
-    async def start(self) -> str:
-        return await self._running.enter_async_context(child_daemon(self.state, config=self._config))
-
-    async def kill(self) -> None:
-        """Returns when the process is gone: its lock is free then."""
-        os.kill(int((self.state / "daemon.lock").read_text()), signal.SIGKILL)
-        running, self._running = self._running, contextlib.AsyncExitStack()
-        await running.aclose()
-
-    async def stop(self) -> None:
-        await self._running.aclose()
-
-
 @contextlib.asynccontextmanager
-async def restarts(tmp_path: Path, config: Path | None = None) -> AsyncIterator[tuple[Restarts, Client]]:
-    daemon = Restarts(tmp_path, config or settings(tmp_path, "namespace", warm=3))
+async def restarts(tmp_path: Path, config: Path | None = None) -> AsyncIterator[tuple[Mortal, Client]]:
+    daemon = Mortal(tmp_path / "state", config or settings(tmp_path, "namespace", warm=3))
     before = Snapshot.take(daemon.state)
     try:
         async with Client(await daemon.start()) as client:
