@@ -15,11 +15,16 @@ became ready in a span of time it holds for the short bursts that a pool asks fo
 less than half of what it did at the same limit, which is to say that a start takes more than twice as long
 out of proportion to their number, or when most starts fail, the limit is halved and the host measured anew
 from there.
+
+A start that has taken many times as long as others is most likely one that hangs, and does nothing that the
+limit is there for. It counts no longer, or one hanging start in twenty would hold nearly all slots, each
+until its time limit; there are never more than `ceiling` under way with them.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 # A round is over after so many starts for each that may be under way, and at least so many.
@@ -36,28 +41,38 @@ COLLAPSE = 0.5
 WEIGHT = 0.3
 # Below this share of the limit under way, a round says nothing about the limit.
 SATURATED = 0.75
+# A start is overdue after so many times what the last ones that succeeded took, and so many seconds at least.
+OVERDUE, OVERDUE_LEAST = 6.0, 0.05
 # Rounds without a trial after one that brought nothing; doubled each time up to the last.
 REST_FIRST, REST_LAST = 1, 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Attempt:
     """A start under way: when it began, what had been under way until then, in which round."""
 
     began: float
     area: float
     number: int
+    is_overdue: bool = False
+    has_ended: bool = False
 
 
 @dataclass(slots=True)
 class _Round:
-    """What the starts that began and ended at one limit came to."""
+    """What the starts that began and ended at one limit came to; `hung` are the seconds, summed up, for which
+    those were counted that turned out to be overdue.
+    """
 
     number: int = 0
+    began: float = 0.0
+    last: float = 0.0
     ok: int = 0
     failed: int = 0
     seconds: float = 0.0
+    ok_seconds: float = 0.0
     area: float = 0.0
+    hung: float = 0.0
 
     @property
     def ended(self) -> int:
@@ -70,11 +85,15 @@ class _Round:
 
     @property
     def utility(self) -> float:
-        return self.under_way * self.ok / self.seconds if self.seconds else 0.0
+        if not self.seconds or self.last <= self.began:
+            return 0.0
+        at_work = max(1.0, self.under_way - self.hung / (self.last - self.began))
+        return at_work * self.ok / self.seconds
 
     @property
     def fails(self) -> bool:
-        return self.failed > self.ok
+        """Whether most do, and by more than chance: one standard deviation of a fair coin."""
+        return self.failed - self.ok >= math.sqrt(max(1, self.ended))
 
 
 class Pace:
@@ -94,7 +113,10 @@ class Pace:
         self._upwards = True
         self._rest = REST_FIRST
         self._resting = 0
+        self._usual: float | None = None
+        self._attempts: deque[Attempt] = deque()
         self._under_way = 0
+        self._overdue = 0
         self._area = 0.0
         self._last = -math.inf
 
@@ -108,25 +130,60 @@ class Pace:
         """Sandboxes a second that the host has ready at this limit; None before it was measured."""
         return self._base[1] if self._base and self._base[1] > 0 else None
 
+    def free(self, taken: int) -> int:
+        """How many more may begin where so many have; negative after the limit was lowered."""
+        return min(self.limit + self._overdue, self.ceiling) - taken
+
+    def overdue_at(self, now: float) -> float | None:
+        """Counts no longer what is overdue by now, and returns when the next one will be; None: no one."""
+        while self._attempts:
+            first = self._attempts[0]
+            if not first.has_ended:
+                if self._usual is None:
+                    return None
+                after = first.began + max(OVERDUE_LEAST, OVERDUE * self._usual)
+                if now < after:
+                    return after
+                self._pass(now)
+                first.is_overdue = True
+                self._round.hung += now - max(first.began, self._round.began)
+                self._under_way -= 1
+                self._overdue += 1
+            self._attempts.popleft()
+        return None
+
     def begin(self, now: float) -> Attempt:
         """A start begins; what it returns is to be given to `end`."""
+        if math.isinf(self._last):
+            self._round.began = now
         self._pass(now)
         self._under_way += 1
-        return Attempt(now, self._area, self._round.number)
+        attempt = Attempt(now, self._area, self._round.number)
+        self._attempts.append(attempt)
+        return attempt
 
     def end(self, attempt: Attempt, now: float, *, ok: bool | None) -> None:
         """A start has ended well or badly, or (None) so that it says nothing about the host: it was
         cancelled, or cannot succeed on any.
         """
         self._pass(now)
-        self._under_way -= 1
+        attempt.has_ended = True
+        if attempt.is_overdue:
+            self._overdue -= 1
+        else:
+            self._under_way -= 1
+        self.overdue_at(now)
         current = self._round
+        current.last = now
         if ok is None or attempt.number != current.number or self.floor == self.ceiling:
             return
         current.ok += ok
         current.failed += not ok
-        current.seconds += now - attempt.began
-        current.area += self._area - attempt.area
+        # How long one hung says nothing; the others tell what was under way beside it.
+        if ok or not attempt.is_overdue:
+            current.seconds += now - attempt.began
+            current.area += self._area - attempt.area
+            current.ok_seconds += ok * (now - attempt.began)
         turns, least = (FIRST_TURNS, FIRST_LEAST) if self._doubling else (ROUND_TURNS, ROUND_LEAST)
         if current.ended >= max(least, turns * self.limit) or self._collapses():
             self._judge()
@@ -150,7 +207,9 @@ class Pace:
     def _judge(self) -> None:
         saturated = self._is_saturated()
         utility = 0.0 if self._round.fails else self._round.utility
-        self._round = _Round(self._round.number + 1)
+        if self._round.ok:
+            self._usual = self._round.ok_seconds / self._round.ok
+        self._round = _Round(self._round.number + 1, began=self._last, last=self._last)
         if not saturated:
             return
         base = self._base

@@ -70,6 +70,7 @@ class Regulator:
         """What to do now, and when to ask again at the latest; None: when something happens."""
         ledger.bounds.warm_target = min(self.sizing.target(now), ledger.bounds.size_limit)
         may = self.bucket.available(now)
+        overdue_at = self.slots.pace.overdue_at(now)
         room = 0 if self.held else self._room(ledger, prepared=starter.is_prepared)
         plan = ledger.plan(may_fill=self.health.may_fill(now), room=room if may is None else min(room, may))
         self.bucket.take(now, len(plan.start) + len(plan.resume))
@@ -79,6 +80,8 @@ class Regulator:
             times.append(self.health.fills_at)
         if plan.held_back and self.bucket.available(now) == 0:
             times.append(self.bucket.next_at(now))
+        if plan.held_back:
+            times.append(overdue_at)
         return plan, min((time for time in times if time is not None), default=None)
 
     def _hold(self, ledger: Ledger, plan: Plan, now: float, *, prepared: bool) -> None:

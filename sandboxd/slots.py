@@ -27,7 +27,7 @@ class Slots:
     @property
     def free(self) -> int:
         """Slots that nobody holds; negative after the limit was lowered below what is under way."""
-        return self.pace.limit - sum(share.taken for share in self._shares)
+        return self.pace.free(sum(share.taken for share in self._shares))
 
     def share(self, wake: Callable[[], None]) -> Share:
         """The part of one more that starts sandboxes; `wake` is called when it may have more than before.

@@ -202,7 +202,8 @@ async def _use(box: Box, number: int, course: Course) -> None:
         files = "".join(f"step-{earlier}\n" for earlier in range(step))
         if not done.ok or done.stdout.decode() != f"{files}{number * step}\n":
             course.wrong.append(
-                f"rollout {number}, step {step}: {done.reason} {done.exit_code}: {done.stdout!r}"
+                f"rollout {number}, step {step}: {done.reason} {done.exit_code} {done.detail}:"
+                f" {done.stdout!r} {done.stderr!r}"
             )
 
 

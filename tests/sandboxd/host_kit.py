@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ CAPACITY = Callable[[int, float], float]
 class Host:
     """Processor sharing: the starts under way share the capacity equally; each needs gamma-distributed work
     with mean 1 and a coefficient of variation of `1/sqrt(shape)`. More than `fails_above` at once: a new
-    one fails.
+    one fails. One in `1/hang_rate` does nothing and fails `hang_seconds` later.
     """
 
     capacity: CAPACITY
     fails_above: int = 10**6
     fail_rate: float = 0.0
+    hang_rate: float = 0.0
+    hang_seconds: float = 0.0
     shape: float = 4.0
     seed: int = 1
 
@@ -34,15 +37,30 @@ class Host:
         draw = random.Random(self.seed)
         now, done, work, begun = 0.0, 0, 0.0, 0.0
         order = itertools.count()
-        under_way: list[tuple[float, int, Attempt, bool]] = []
+        # Those that work end when so much work was done for each, those that hang at a time.
+        working: list[tuple[float, int, Attempt, bool]] = []
+        hanging: list[tuple[float, int, Attempt]] = []
         while done < count:
-            while len(under_way) < pace.limit:
-                fails = len(under_way) >= self.fails_above or draw.random() < self.fail_rate
+            while pace.free(len(working) + len(hanging)) > 0:
+                fails = len(working) >= self.fails_above or draw.random() < self.fail_rate
                 needs = draw.gammavariate(self.shape, 1 / self.shape)
-                heapq.heappush(under_way, (work + needs, next(order), pace.begin(now), not fails))
-            ends, _, attempt, ok = heapq.heappop(under_way)
-            share = self.capacity(len(under_way) + 1, now) / (len(under_way) + 1)
-            now, work = now + (ends - work) / share, ends
+                if self.hang_rate and draw.random() < self.hang_rate:
+                    heapq.heappush(hanging, (now + self.hang_seconds, next(order), pace.begin(now)))
+                else:
+                    heapq.heappush(working, (work + needs, next(order), pace.begin(now), not fails))
+            share = self.capacity(len(working), now) / len(working) if working else 0.0
+            ready_at = now + (working[0][0] - work) / share if working else math.inf
+            overdue_at = pace.overdue_at(now) or math.inf
+            if overdue_at < min(ready_at, hanging[0][0] if hanging else math.inf):
+                now, work = overdue_at, work + (overdue_at - now) * share
+                pace.overdue_at(now)
+                continue
+            if hanging and hanging[0][0] < ready_at:
+                ends, _, attempt = heapq.heappop(hanging)
+                now, work, ok = ends, work + (ends - now) * share, False
+            else:
+                ends, _, attempt, ok = heapq.heappop(working)
+                now, work = ready_at, ends
             pace.end(attempt, now, ok=ok)
             done += ok
             if done == since:

@@ -56,6 +56,40 @@ def test_failures_at_any_limit_do_not_bring_it_down() -> None:
     assert host.run(adaptive(), 2000, since=500) >= 0.8 * best
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["two processors", "eight processors", "thirty-two processors"])
+def test_starts_that_hang_do_not_bring_it_down(name: str, seed: int) -> None:
+    """One in twenty holds its slot for a hundred times as long as another: more at once make up for these."""
+    host = Host(HOSTS[name], fail_rate=0.2, hang_rate=0.05, hang_seconds=100.0, seed=seed)
+    best = max(host.run(fixed(limit), 1500, since=500) for limit in LIMITS)
+    assert host.run(adaptive(), 1500, since=500) >= 0.75 * best
+
+
+def test_one_that_hangs_leaves_its_place_to_another() -> None:
+    pace = Pace(ceiling=12, first=8)
+    for attempt in [pace.begin(0.0) for _ in range(8)]:
+        pace.end(attempt, 1.0, ok=True)
+    limit = pace.limit
+    hanging = [pace.begin(2.0) for _ in range(limit)]
+    assert pace.free(limit) == 0
+    due = pace.overdue_at(2.0)
+    assert due is not None
+    assert due > 4.0
+    assert pace.overdue_at(due) is None
+    # But no more than the settings allow in all.
+    assert pace.free(limit) == 12 - limit
+    for attempt in hanging:
+        pace.end(attempt, due + 1, ok=True)
+    assert pace.free(0) == pace.limit
+
+
+def test_backs_off_when_most_starts_hang() -> None:
+    pace = adaptive(16)
+    for attempt in [pace.begin(0.0) for _ in range(16)]:
+        pace.end(attempt, 30.0, ok=False)
+    assert pace.limit <= 8
+
+
 def slowing(capacity: CAPACITY, after: float, times: float) -> CAPACITY:
     return lambda at_once, now: capacity(at_once, now) / (times if now > after else 1.0)
 
