@@ -81,10 +81,13 @@ async def test_a_removed_pool_ends_with_its_last_lease(tmp_path: Path) -> None:
     async with daemon_with(tmp_path, A + B) as settings:
         client = settings.client
         box = await client.acquire("b", timeout=10)
-        watching = asyncio.ensure_future(settings.until("b", lambda _: False))
-        assert await settings.become(A) == Reloaded(removed=("b",))
-        with pytest.raises(errors.PoolNotFound, match="removed from the settings"):
-            await watching
+        async with contextlib.aclosing(client.watch_pool("b", interval=0.02)) as watch:
+            await anext(watch)
+            assert await settings.become(A) == Reloaded(removed=("b",))
+            with pytest.raises(errors.PoolNotFound, match="removed from the settings"):
+                async with asyncio.timeout(20):
+                    async for _ in watch:
+                        pass
         with pytest.raises(errors.PoolNotFound):
             await client.acquire("b", timeout=10)
         with pytest.raises(errors.PoolNotFound):
