@@ -8,7 +8,7 @@ GUEST := $(if $(filter Linux,$(shell uname)),sandboxd/native/sandboxd-guest)
 DEMO_ARGS ?= configs/demo.toml
 PYTEST_ARGS ?=
 
-.PHONY: help demo test check chaos format protos guest images clean
+.PHONY: help demo test check chaos format protos docs guest images clean
 
 help: ## List the targets
 	@grep -hE '^[a-z.]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -24,6 +24,7 @@ check: $(STAMP) $(GUEST) ## Lint, format, types, generated code, house rules
 	@$(PYTHON_IN_VENV) -m ruff format --check .
 	@$(PYTHON_IN_VENV) -m mypy
 	@scripts/protos.sh --check
+	@$(PYTHON_IN_VENV) scripts/reference.py --check
 	@$(PYTHON_IN_VENV) -m pytest -q tests/test_layers.py tests/test_house_rules.py
 
 chaos: $(STAMP) $(GUEST) ## Play 960 rollouts among kills and faults, once for each of 20 seeds (SEEDS= for others)
@@ -35,6 +36,9 @@ format: $(STAMP) ## Format the code and apply the safe lint fixes
 
 protos: $(STAMP) ## Generate sandboxd/v1 from protos/
 	@scripts/protos.sh
+
+docs: $(STAMP) ## Write the tables of settings and docs/reference.md from where these are defined
+	@$(PYTHON_IN_VENV) scripts/reference.py
 
 guest: $(GUEST) ## Compile what runs inside a sandbox
 

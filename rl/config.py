@@ -50,7 +50,7 @@ class TrainerConfig(_Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients longer than this are shortened to it."""
     loss: LossName = "tis"
-    """The policy loss; docs/rl.md has the table."""
+    """The policy loss; see the table above. A number that the loss does not read is refused."""
     ratio_cap: Annotated[float, Field(ge=1, le=1e6)] = DEFAULT_RATIO_CAP
     """Largest importance weight of a token, or of a sample."""
     ratio_floor: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -135,7 +135,8 @@ class SandboxesConfig(_Section):
     """Where sandboxes come from."""
 
     address: str = Field(default_factory=lambda: os.environ.get("SANDBOXD_ADDRESS", ""))
-    """A running daemon, `unix:/path` or `host:port`. When empty the run starts a daemon of its own."""
+    """A running daemon, `unix:/path` or `host:port`; by default `SANDBOXD_ADDRESS`. When empty the run starts
+    a daemon of its own."""
     pool: str = "python"
     """The pool to lease from; its sandboxes must hold `python3`."""
     backend: Literal["namespace", "docker", "fake"] = "namespace"

@@ -64,7 +64,7 @@ class LimitsConfig(_Section):
     """What one sandbox may use."""
 
     memory_bytes: Annotated[int, Field(ge=16 << 20)] | None = 512 << 20
-    """Memory of all its processes together."""
+    """Memory of all its processes together, in bytes."""
     cpu_count: Annotated[float, Field(gt=0, le=1024)] | None = None
     """Processors' worth of time; unlimited when unset."""
     pids: Annotated[int, Field(ge=4)] | None = 256
@@ -72,7 +72,8 @@ class LimitsConfig(_Section):
     open_files: Annotated[int, Field(ge=16)] | None = 1024
     """Open files of each process."""
     disk_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
-    """Size of the writable layer, where the backend can bound it."""
+    """Size of the writable layer in bytes; unlimited when unset. The namespace backend then keeps it in
+    memory, where it counts against `memory_bytes`, too; Docker does not enforce it."""
 
 
 class RetryConfig(_Section):
@@ -103,25 +104,27 @@ class PoolConfig(_Section):
     warm_limit: Count | None = None
     """Sandboxes kept ready at most, as demand asks for; as many as `warm` when unset."""
     size_limit: Annotated[int, Field(ge=1, le=100_000)] = 1024
-    """Sandboxes that may exist at once, in any state."""
+    """Sandboxes that may exist at once, in any state; cut to what the host carries
+    ([operations](operations.md))."""
     start_limit: Annotated[int, Field(ge=1, le=1024)] = 64
     """Sandboxes that may be starting at once, at most; how many do is found out."""
     start_limit_min: Annotated[int, Field(ge=1, le=1024)] = 1
     """And at least; equal to `start_limit`, it is always that many."""
     starts_per_second: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Starts of this pool that may begin in a second, on average; any number when unset."""
+    """Starts of this pool, repeated ones included, that may begin in a second on average, and a second's
+    worth at once; any number when unset."""
     waiting_limit: Count = 10_000
-    """Callers that may wait at once; the next hears QUEUE_FULL."""
+    """Callers that may wait at once; who would be served last beyond that hears QUEUE_FULL."""
     ttl_seconds: Seconds = 300.0
     """How long a lease lasts when the caller does not say."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment of every command."""
+    """Environment of every command; nothing is inherited from the host."""
     cwd: str = "/workspace"
     """Working directory of every command; made if it is missing."""
     setup: list[str] = Field(default_factory=list)
     """A command run once in each new sandbox before it counts as ready."""
     network: Literal["none", "host"] = "none"
-    """`host` takes the network isolation away."""
+    """`none` is the sandbox's own loopback; `host` takes the isolation away."""
     start_timeout_seconds: Seconds = 30.0
     """How long one attempt to start may take."""
     pull_timeout_seconds: Seconds = 600.0
@@ -129,7 +132,8 @@ class PoolConfig(_Section):
     check_seconds: Annotated[float, Field(ge=0, le=1e7)] = 30.0
     """A ready sandbox that has not answered for so long is asked before it is leased; 0 never asks."""
     max_uses: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """How often one sandbox may be leased; it is reset in between, and not used again in doubt."""
+    """How often one sandbox may be leased; it is reset in between, and not used again in doubt. Not on
+    Docker."""
     quarantine_limit: Count = 0
     """Failed sandboxes that are kept to be looked at."""
     quarantine_seconds: Seconds = 600.0
@@ -218,31 +222,35 @@ class FakeConfig(_Section):
     """How the fake backend behaves."""
 
     start_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """How long a start takes."""
+    """How long a start takes, in seconds."""
 
 
 class Config(_Section):
     """The whole file."""
 
     state_dir: Path = Field(default_factory=default_state_dir)
-    """Sockets, locks and the sandboxes' writable layers."""
+    """Sockets, locks, the journal and the sandboxes' writable layers. By default `$XDG_RUNTIME_DIR/sandboxd`;
+    for root `/run/sandboxd`; else `~/.sandboxd`."""
     images_dir: Path = Field(default_factory=default_images_dir)
-    """The image store of the namespace backend; `sandboxd image import` fills it."""
+    """The image store of the namespace backend; `sandboxd image import` fills it. By default
+    `SANDBOXD_IMAGES_DIR`; for root `/var/lib/sandboxd/images`; else `$XDG_DATA_HOME/sandboxd/images`
+    (`~/.local/share`)."""
     listen: list[str] = Field(default_factory=list)
     """Addresses to serve, `unix:/path` or `host:port`; a socket in `state_dir` when empty."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What goes to standard error."""
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
-    """How long leases may go on after SIGTERM or Ctrl-C before their sandboxes are reclaimed."""
+    """How long leases may go on after SIGTERM or Ctrl-C before their sandboxes are reclaimed; set it to the
+    length of an episode."""
     pools: dict[str, PoolConfig] = Field(default_factory=lambda: {"python": PoolConfig()})
-    """The pools, by name."""
+    """The pools, by name; one pool `python` by default."""
     tenants: dict[str, TenantConfig] = Field(default_factory=dict)
     """Who shares the pools, by name; who is not named has the default weight."""
     fake: FakeConfig = FakeConfig()
     faults: tuple[Fault, ...] = ()
     """Faults on purpose, on every backend: `["fail start 0.2", "hang ready 0.05", "die 0.02"]`."""
     fault_seed: int = 0
-    """What the faults are drawn from."""
+    """What the faults are drawn from: the same seed, the same faults."""
 
     @field_validator("faults", mode="before")
     @classmethod
