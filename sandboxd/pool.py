@@ -10,27 +10,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-from sandboxd.alarm import until
 from sandboxd.announcements import Announcement, Preparation
 from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.care import Failure
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.counts import pool_state, stats
-from sandboxd.endings import Endings, again
-from sandboxd.errors import (
-    Draining,
-    Internal,
-    LeaseExpired,
-    SandboxdError,
-    SandboxLost,
-    SandboxNotFound,
-)
+from sandboxd.endings import again
+from sandboxd.errors import Draining, Internal, SandboxdError, SandboxLost, SandboxNotFound
 from sandboxd.fleet import Fleet
-from sandboxd.given import Requests
 from sandboxd.inspecting import Inspection, inspect
-from sandboxd.journal import Ending, Entry, Journal, MemoryJournal, Past
-from sandboxd.leases import Lease, LeaseTable
+from sandboxd.journal import Journal, MemoryJournal, Past
+from sandboxd.leases import Lease
+from sandboxd.leasing import Leasing
 from sandboxd.pool_options import PoolOptions
 from sandboxd.queueing import Claim
 from sandboxd.sandbox import Sandbox
@@ -38,9 +30,6 @@ from sandboxd.types import PoolState, PoolStats, SandboxState, Template
 from sandboxd.waiters import Waiters, Watch
 
 __all__ = ["Pool", "PoolOptions"]
-
-# Who could not renew because no daemon ran may do so for this long after the next has begun.
-RENEWAL_GRACE_SECONDS = 10.0
 
 
 class Pool:
@@ -70,11 +59,8 @@ class Pool:
             journal=self._journal,
         )
         self._ledger = self._fleet.bind(options.bounds, options.regulation, options.care, self)
-        self._leases = LeaseTable()
-        self._nudge = asyncio.Event()
+        self._leasing = Leasing(self._fleet, self._clock, self._journal)
         self._waiters = Waiters(name, self._fleet, self._ledger, self._clock)
-        self._requests = Requests()
-        self._endings = Endings()
         self._refusal: SandboxdError | None = None
         self.changes = self._fleet.changes
 
@@ -98,8 +84,8 @@ class Pool:
         itself), destroy every sandbox, return when the last is gone.
         """
         async with self._fleet.run() as tasks:
-            self._begin_grace()
-            expiry = tasks.create_task(self._expire_leases(), name=f"{self.name}: lease expiry")
+            self._leasing.begin_grace()
+            expiry = tasks.create_task(self._leasing.expire(), name=f"{self.name}: lease expiry")
             try:
                 yield self
             finally:
@@ -111,36 +97,7 @@ class Pool:
         """Goes on, before `run`, where an earlier daemon was killed: with the sandboxes that are still there,
         by the `connections` to them, and with the losses of the others.
         """
-        self._ledger.totals = past.totals
-        for ending in past.endings:
-            self._endings.restore(ending)
-        for entry in past.entries:
-            if entry.request_id and entry.expiry is not None:
-                self._requests.restore(entry.request_id, entry.gang, entry.id)
-            connection = connections.get(entry.id)
-            if connection is not None:
-                self._adopt(entry, connection)
-                continue
-            self._journal.forget(entry.id)
-            if entry.expiry is not None:
-                self._ledger.totals.lost += 1
-                message = f"sandbox {entry.id!r} died while no daemon ran"
-                self._ended(Sandbox(entry.id, entry.created), SandboxLost(message))
-        self._requests.forget_ended(self._is_leased)
-        self._journal.commit(self._ledger.totals)
-
-    def _adopt(self, entry: Entry, connection: Connection) -> None:
-        sandbox = Sandbox.adopted(entry, connection, self.template)
-        self._fleet.adopt(sandbox)
-        if sandbox.expiry is not None:
-            self._expire_at(sandbox, sandbox.expiry)
-
-    def _begin_grace(self) -> None:
-        """Of the leases that were taken over: until now nobody could renew them."""
-        for sandbox in self.sandboxes():
-            if sandbox.expiry is not None:
-                grace = self._clock.now() + min(sandbox.ttl, RENEWAL_GRACE_SECONDS)
-                self._expire_at(sandbox, max(sandbox.expiry, grace))
+        self._leasing.restore(past, connections)
 
     async def acquire(
         self, lease: Lease | None = None, claim: Claim | None = None, *, timeout: float | None = None
@@ -175,7 +132,7 @@ class Pool:
                 self._release_all(waiter.sandboxes())
                 raise
 
-        ids = await self._requests.once(lease.request_id, claim.count, acquire)
+        ids = await self._leasing.requests.once(lease.request_id, claim.count, acquire)
         return [self.get(sandbox_id) for sandbox_id in ids]
 
     async def fork(self, sandbox_id: str, count: int, lease: Lease) -> list[Sandbox]:
@@ -195,7 +152,7 @@ class Pool:
                 done.add_done_callback(lambda _: self._release_all(forks))
                 raise
 
-        return [self.get(each) for each in await self._requests.once(lease.request_id, count, fork)]
+        return [self.get(each) for each in await self._leasing.requests.once(lease.request_id, count, fork)]
 
     def _release_all(self, sandboxes: Iterable[Sandbox]) -> None:
         for sandbox in sandboxes:
@@ -214,12 +171,12 @@ class Pool:
         """The fleet's word that a waiter's sandboxes are there."""
         for sandbox in sandboxes:
             sandbox.gang = len(sandboxes)
-            self._lease(sandbox, self._waiters.lease(ticket))
+            self._leasing.begin(sandbox, self._waiters.lease(ticket), self._options.default_ttl)
         self._waiters.granted(ticket, sandboxes)
 
     def forked(self, sandbox: Sandbox, lease: Lease) -> None:
         """The fleet's word that a fork runs."""
-        self._lease(sandbox, lease)
+        self._leasing.begin(sandbox, lease, self._options.default_ttl)
 
     def refused(self, ticket: int, error: SandboxdError) -> None:
         """The fleet's word that a waiter's start failed for good."""
@@ -227,14 +184,12 @@ class Pool:
 
     def died(self, sandbox: Sandbox, error: SandboxLost) -> None:
         """The fleet's word that a leased sandbox ended by itself."""
-        self._ended(sandbox, error)
+        self._leasing.ended(sandbox, error)
 
     def renew(self, sandbox_id: str, ttl: float | None = None) -> Sandbox:
         """Moves the lease's end to now plus `ttl` (the last one when None). Raises as `get`."""
         sandbox = self.get(sandbox_id)
-        self._set_expiry(sandbox, ttl or sandbox.ttl)
-        self._fleet.keep(sandbox)
-        self._journal.commit(self._ledger.totals)
+        self._leasing.renew(sandbox, ttl)
         return sandbox
 
     def release(self, sandbox_id: str) -> None:
@@ -242,12 +197,12 @@ class Pool:
         sandbox = self._fleet.sandboxes.get(sandbox_id)
         if sandbox is None or sandbox.state is not SandboxState.ACTIVE:
             return
-        self._ended(sandbox, SandboxNotFound(f"sandbox {sandbox_id!r} was released"))
+        self._leasing.ended(sandbox, SandboxNotFound(f"sandbox {sandbox_id!r} was released"))
         self._fleet.let_go(sandbox)
 
     def release_request(self, request_id: str) -> None:
         """Ends the leases that a request was given; one that still waits is given nothing. Idempotent."""
-        self._requests.whenever(request_id, self.release)
+        self._leasing.requests.whenever(request_id, self.release)
 
     def get(self, sandbox_id: str) -> Sandbox:
         """The leased sandbox of this name. Raises LeaseExpired, SandboxLost or SandboxNotFound."""
@@ -255,12 +210,12 @@ class Pool:
         if sandbox is not None and sandbox.state is SandboxState.ACTIVE:
             return sandbox
         unknown = SandboxNotFound(f"no leased sandbox {sandbox_id!r} in pool {self.name!r}")
-        raise self._endings.of(sandbox_id) or unknown
+        raise self._leasing.endings.of(sandbox_id) or unknown
 
     async def inspect(self, sandbox_id: str) -> Inspection:
         """See `inspecting.inspect`."""
         unknown = SandboxNotFound(f"no sandbox {sandbox_id!r} in pool {self.name!r}")
-        return await inspect(self._fleet, sandbox_id, self._endings.of(sandbox_id) or unknown)
+        return await inspect(self._fleet, sandbox_id, self._leasing.endings.of(sandbox_id) or unknown)
 
     def failures(self) -> list[Failure]:
         """The last hundred failures of sandboxes, the oldest first."""
@@ -320,7 +275,7 @@ class Pool:
         for sandbox in leased:
             self._ledger.lose(sandbox.id)
             message = f"sandbox {sandbox.id!r} was reclaimed: the daemon is shutting down"
-            self._ended(sandbox, SandboxLost(message, metadata={"sandbox": sandbox.id}))
+            self._leasing.ended(sandbox, SandboxLost(message, metadata={"sandbox": sandbox.id}))
             self._fleet.destroy(sandbox)
         return len(leased)
 
@@ -359,40 +314,3 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {self._ledger!r}>"
-
-    def _lease(self, sandbox: Sandbox, lease: Lease) -> None:
-        sandbox.labels, sandbox.request_id = lease.labels, lease.request_id
-        self._set_expiry(sandbox, lease.ttl or self._options.default_ttl)
-        self._fleet.keep(sandbox)
-
-    def _set_expiry(self, sandbox: Sandbox, ttl: float) -> None:
-        sandbox.ttl = ttl
-        self._expire_at(sandbox, self._clock.now() + ttl)
-
-    def _expire_at(self, sandbox: Sandbox, expiry: float) -> None:
-        sandbox.expiry = expiry
-        self._leases.put(sandbox.id, sandbox.expiry)
-        if self._leases.next_expiry() == sandbox.expiry:
-            self._nudge.set()
-
-    def _ended(self, sandbox: Sandbox, ending: SandboxdError) -> None:
-        self._leases.drop(sandbox.id)
-        self._requests.forget_ended(self._is_leased, sandbox.request_id)
-        self._endings.remember(sandbox.id, ending)
-        if ending.reason != SandboxNotFound.reason:
-            self._journal.ended(Ending(sandbox.id, ending.reason, ending.message, ending.metadata))
-
-    def _is_leased(self, sandbox_id: str) -> bool:
-        return self._leases.expiry(sandbox_id) is not None
-
-    async def _expire_leases(self) -> None:
-        """Sleeps until the next lease ends, or until a lease that ends sooner is granted."""
-        while True:
-            for sandbox_id in self._leases.expire(self._clock.now()):
-                sandbox = self._fleet.sandboxes[sandbox_id]
-                self._ledger.expire(sandbox_id)
-                message = f"the lease of sandbox {sandbox_id!r} ran out after {sandbox.ttl:g} s"
-                self._ended(sandbox, LeaseExpired(message))
-                self._fleet.destroy(sandbox)
-            self._nudge.clear()
-            await until(self._leases.next_expiry(), self._clock, self._nudge.wait())

@@ -176,7 +176,7 @@ async def test_a_launcher_that_fails_late_tells_its_log_and_no_daemon(tmp_path: 
     """What it reports on at its start is closed by then, and its number is the first connection's."""
     backend = NamespaceBackend(tmp_path / "state")
     backend._state.mkdir()
-    await backend._start()
+    await backend._linking.start()
     talks = [Talk(backend) for _ in range(2)]
     hello = talks[0].ask(b'{"n": 1, "do": "hello"}')
     assert hello is not None

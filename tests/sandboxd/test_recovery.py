@@ -23,8 +23,9 @@ from sandboxd.clock import ManualClock
 from sandboxd.config import Config
 from sandboxd.daemon import state_directory
 from sandboxd.journal import Entry, Past
+from sandboxd.leasing import RENEWAL_GRACE_SECONDS
 from sandboxd.ledger import Bounds, Totals
-from sandboxd.pool import RENEWAL_GRACE_SECONDS, Pool, PoolOptions
+from sandboxd.pool import Pool, PoolOptions
 from sandboxd.types import Template
 
 from .conftest import settle

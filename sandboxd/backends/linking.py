@@ -1,0 +1,165 @@
+"""The daemon's way to its launcher: found or started, greeted, and replaced where it has died."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from sandboxd.backends import launching
+from sandboxd.backends.channel import dial
+from sandboxd.backends.instance import instance
+from sandboxd.backends.link import Link
+from sandboxd.backends.namespace_options import NamespaceOptions
+from sandboxd.backends.native import guest_program
+from sandboxd.errors import BackendUnavailable
+
+# So many launchers are greeted before one that dies under the first words is an error.
+GREETINGS = 3
+CONTROL_LINE_BYTES = 4 << 20
+VERSION = 3
+
+
+class Linking:
+    """Of one state directory. `link` is the present connection, if there is one; `image_ids` (of each
+    sandbox that an earlier daemon left), `enforced` (limits by control group) and `launcher_pid` are what the
+    launcher said when it was greeted.
+    """
+
+    def __init__(self, state: Path, options: NamespaceOptions) -> None:
+        self.link: Link | None = None
+        self.image_ids: dict[str, str] = {}
+        self.enforced: frozenset[str] = frozenset()
+        self.launcher_pid: int | None = None
+        self._state = state
+        self._options = options
+        self._lock = asyncio.Lock()
+        self._keeper_end: asyncio.Future[None] | None = None
+
+    @property
+    def instance(self) -> str:
+        """What this backend's control groups are called."""
+        return f"sandboxd-{instance(self._state)}"
+
+    async def open(self) -> None:
+        """Starts the launcher, or takes over one that runs. Raises BackendUnavailable."""
+        try:
+            self._state.mkdir(mode=0o711, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BackendUnavailable(f"{self._state} cannot be made: {error.strerror}") from error
+        await self.connected()
+
+    async def close(self) -> None:
+        """Ends the launcher, and with it all that it made."""
+        async with self._lock:
+            link, self.link = self.link, None
+            if link is not None and link.broken:
+                await link.close()
+                # It has died, or another daemon was heard since.
+                link = await self._find()
+            if link is None:
+                await self.keeper_ended()
+                launching.remove_state(self._state)
+                return
+            try:
+                await link.ask("close")
+            except BackendUnavailable:
+                pass  # It died; its keeper removes what was left.
+            finally:
+                await link.close()
+            await self.keeper_ended()
+            launching.remove_state(self._state)
+
+    async def keeper_ended(self) -> None:
+        """Returns when a launcher that let go or died has left nothing. Raises BackendUnavailable."""
+        if self._keeper_end is None:
+            return
+        try:
+            async with asyncio.timeout(launching.START_SECONDS):
+                await asyncio.shield(self._keeper_end)
+        except TimeoutError as error:
+            raise BackendUnavailable(
+                f"the keeper of {self._state} did not end; its log is {self._state / launching.LOG_FILE}"
+            ) from error
+
+    async def let_go(self) -> None:
+        """Leaves the launcher, which keeps all for its grace."""
+        async with self._lock:
+            link, self.link = self.link, None
+            if link is None:
+                launching.remove_state(self._state)
+            else:
+                await link.close()
+
+    async def connected(self) -> Link:
+        """To a launcher that has been greeted. Raises BackendUnavailable."""
+        async with self._lock:
+            if self.link is not None and not self.link.broken:
+                return self.link
+            if self.link is not None:
+                await self.link.close()
+            link, hello = await self._greeted()
+            try:
+                launching.check_version(hello, VERSION, self._state)
+                self._keeper_end = launching.end_of(hello["keeper"])
+            except BackendUnavailable:
+                await link.close()
+                raise
+            self.link = link
+            self.image_ids = hello["images"]
+            self.enforced = frozenset(hello["enforced"])
+            self.launcher_pid = hello["pid"]
+            return link
+
+    async def asked_again(self, what: str) -> dict[str, Any]:
+        """The answer of the launcher, or of the next where it dies before it answers."""
+        for _ in range(GREETINGS - 1):
+            try:
+                return await (await self.connected()).ask(what)
+            except BackendUnavailable:
+                if self.link is None or not self.link.broken:
+                    raise
+        return await (await self.connected()).ask(what)
+
+    async def _greeted(self) -> tuple[Link, dict[str, Any]]:
+        for attempt in range(GREETINGS):
+            link = await self._find()
+            if link is None:
+                await self.start()
+                link = await self._find()
+            if link is None:
+                break
+            try:
+                return link, await link.ask("hello")
+            except BackendUnavailable:
+                # It took the connection in its last moment.
+                await link.close()
+                if attempt == GREETINGS - 1:
+                    raise
+        raise BackendUnavailable(f"the launcher in {self._state} does not answer")
+
+    async def _find(self) -> Link | None:
+        try:
+            sock = await dial(self._state / "launcher.sock")
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except OSError as error:
+            raise BackendUnavailable(f"{self._state / 'launcher.sock'}: {error.strerror}") from error
+        streams = await asyncio.open_unix_connection(sock=sock, limit=CONTROL_LINE_BYTES)
+        return Link(*streams, answer_seconds=self._options.answer_seconds)
+
+    async def start(self) -> None:
+        """Starts a launcher where none runs. Raises BackendUnavailable."""
+        options = self._options
+        state, images = self._state.resolve(), await asyncio.to_thread(options.open_store)
+        spec = {
+            "state": str(state),
+            "name": self.instance,
+            "cgroup_root": str(options.cgroup_root),
+            "read_only_paths": [str(path) for path in options.read_only_paths],
+            "images": images,
+            "guest": str(guest_program()),
+            "uid_base": options.uid_base,
+            "grace": options.grace_seconds,
+        }
+        await launching.launch(options.python, spec)
