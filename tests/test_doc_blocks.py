@@ -1,4 +1,4 @@
-"""Every block of the README and the documentation does what it says, page by page, as a reader would type it.
+"""Every block of the README and the documentation does what it says, page by page, as typed by a reader.
 
 A block that stands below `<!-- not run: why -->` is not run, one below `<!-- background -->` goes on until the
 page ends, as in a terminal of its own. Pages that start no daemon find one running.
