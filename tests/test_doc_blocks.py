@@ -1,7 +1,7 @@
 """Every block of the README and the documentation does what it says, page by page, as typed by a reader.
 
-A block that stands below `<!-- not run: why -->` is not run, one below `<!-- background -->` goes on until the
-page ends, as in a terminal of its own. Pages that start no daemon find one running.
+A block that stands below `<!-- not run: why -->` is not run, one below `<!-- background -->` goes on until
+the page ends, as in a terminal of its own. Pages that start no daemon find one running.
 """
 
 from __future__ import annotations
