@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_images(parts)
     _add_bench(parts)
     _add_doctor(parts)
+    _add_completion(parts)
     return parser
 
 
@@ -260,6 +261,17 @@ def _add_doctor(parts: Any) -> None:
     doctor.set_defaults(run=_doctor)
 
 
+def _add_completion(parts: Any) -> None:
+    completion = parts.add_parser(
+        "completion",
+        help="print what has a shell complete commands, options and file names",
+        description='bash: eval "$(sandboxd completion bash)"; zsh: the same, after compinit;'
+        " fish: sandboxd completion fish | source",
+    )
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
+    completion.set_defaults(run=_completion)
+
+
 def _add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="ADDRESS", help="the daemon's unix:/path or host:port (SANDBOXD_ADDRESS)"
@@ -278,6 +290,14 @@ async def _doctor(arguments: argparse.Namespace) -> int:
     from sandboxd.doctor.command import run
 
     return await run(arguments)
+
+
+async def _completion(arguments: argparse.Namespace) -> int:
+    # Imported late, as above.
+    from sandboxd.completion import script
+
+    print(script(_parser(), arguments.shell))
+    return 0
 
 
 def _is_no_broken_call(record: logging.LogRecord) -> bool:
