@@ -19,9 +19,9 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Those of all commands below it."""
-    for action in parser._actions:
+    """Those of all commands below it; argparse has no public way to them, other tools go this one, too."""
+    for action in parser._actions:  # noqa: SLF001
         yield action
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for inner in action.choices.values():
                 yield from _actions(inner)
