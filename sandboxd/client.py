@@ -62,8 +62,8 @@ CHANNEL_OPTIONS = [
 class Client(RemotePools):
     """A connection to one daemon. `address` is `unix:/path` or `host:port`; the user's own by default.
 
-    A daemon that was there may be away for `patience` seconds, to be restarted say, before calls that may be
-    repeated raise BackendUnavailable.
+    A daemon that was there may be away, to be restarted say: calls that may be repeated are, for `patience`
+    seconds from the first failure of each, and then raise BackendUnavailable. 0 repeats none.
     """
 
     def __init__(self, address: str | None = None, *, patience: float = PATIENCE_SECONDS) -> None:

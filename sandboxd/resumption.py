@@ -21,6 +21,13 @@ async def run_command(stub: Any, request: pb.ExecCommandRequest, patience: Patie
     """
     request.resume_id = f"r{uuid.uuid4().hex}"
     lost: list[grpc.aio.AioRpcError] = []
+    heard = False
+
+    def answered() -> bool:
+        """Whether a daemon had begun to tell of the command, asked once."""
+        nonlocal heard
+        before, heard = heard, False
+        return before
 
     async def run() -> Events:
         try:
@@ -32,8 +39,13 @@ async def run_command(stub: Any, request: pb.ExecCommandRequest, patience: Patie
 
     async def ask_again() -> Events:
         attach = pb.AttachCommandRequest(name=request.name, command_id=request.resume_id)
+        nonlocal heard
+        events: Events = []
         try:
-            return [event async for event in stub.AttachCommand(attach)]
+            async for event in stub.AttachCommand(attach):
+                heard = True
+                events.append(event)
+            return events
         except grpc.aio.AioRpcError as error:
             match from_rpc_error(error):
                 case CommandNotFound():
@@ -43,5 +55,5 @@ async def run_command(stub: Any, request: pb.ExecCommandRequest, patience: Patie
                     raise lost[0] from error
             raise
 
-    events: Events = await patience.call(run)
-    return events
+    result: Events = await patience.call(run, answered=answered)
+    return result
