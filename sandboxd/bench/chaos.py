@@ -5,20 +5,18 @@ launcher, daemon and a client. What is asked: each rollout ends once, as scored 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandboxd.bench import host
 from sandboxd.bench.audit import Snapshot
+from sandboxd.bench.holder import holder
 from sandboxd.bench.mortal import Mortal
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import POOL, all_at_once
@@ -35,25 +33,6 @@ ROLLOUT_SECONDS = 300.0
 RECOVERY_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 SCORED, CRASHED = "scored", "crashed"
-# Leases sandboxes and says so; whoever started it kills it.
-HOLDER = """
-import asyncio, sys
-from sandboxd import Client, errors
-
-async def hold(client, pool, ttl):
-    try:
-        await client.acquire(pool, ttl=ttl, timeout=300)
-    except errors.SandboxdError:
-        pass
-
-async def main(address, pool, count, ttl):
-    async with Client(address) as client:
-        await asyncio.gather(*(hold(client, pool, float(ttl)) for _ in range(int(count))))
-        print("held", flush=True)
-        await asyncio.sleep(3600)
-
-asyncio.run(main(*sys.argv[1:]))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +109,8 @@ async def run(options: Options) -> Result:
 
 
 async def _play(client: Client, daemon: Mortal, options: Options, course: Course) -> None:
-    async with _holder(client.address, options) as dies:
-        troubles = asyncio.create_task(_trouble(daemon, options, course, dies))
+    async with holder(client.address, POOL, options.held, LEASE_SECONDS) as other:
+        troubles = asyncio.create_task(_trouble(daemon, options, course, other.kill))
         try:
             await all_at_once(range(options.count), lambda number: _rollout(client, number, course))
             # The last moments may be drawn close to the end.
@@ -139,20 +118,6 @@ async def _play(client: Client, daemon: Mortal, options: Options, course: Course
         finally:
             troubles.cancel()
             await asyncio.wait([troubles])
-
-
-@contextlib.asynccontextmanager
-async def _holder(address: str, options: Options) -> AsyncIterator[Callable[[], None]]:
-    """Yields what kills a client that holds leases."""
-    arguments = ("-c", HOLDER, address, POOL, str(options.held), str(LEASE_SECONDS))
-    process = await asyncio.to_thread(
-        subprocess.Popen, [sys.executable, *arguments], stdout=subprocess.DEVNULL
-    )
-    try:
-        yield process.kill
-    finally:
-        process.kill()
-        await asyncio.to_thread(process.wait)
 
 
 async def _trouble(daemon: Mortal, options: Options, course: Course, dies: Callable[[], None]) -> None:

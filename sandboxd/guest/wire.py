@@ -90,23 +90,6 @@ def pack_strings(strings: Iterable[bytes]) -> bytes:
     return b"".join(struct.pack("!I", len(string)) + string for string in strings)
 
 
-def unpack_strings(data: bytes, start: int, count: int) -> list[bytes]:
-    """The `count` byte strings that fill `data` from `start`. Raises Malformed."""
-    strings = []
-    for _ in range(count):
-        if start + 4 > len(data):
-            raise Malformed("a request ends early")
-        (length,) = struct.unpack_from("!I", data, start)
-        start += 4
-        if start + length > len(data):
-            raise Malformed("a request ends early")
-        strings.append(data[start : start + length])
-        start += length
-    if start != len(data):
-        raise Malformed(f"{len(data) - start} bytes too many in a request")
-    return strings
-
-
 class Info:
     """What is at a path: `mode` its permission bits, `target` where a link leads."""
 
@@ -176,23 +159,6 @@ class ExecRequest:
         pairs = [string for pair in self.env for string in pair]
         return fields + pack_strings([self.cwd, *self.argv, *pairs])
 
-    @classmethod
-    def unpack(cls, payload: bytes) -> ExecRequest:
-        """Raises Malformed."""
-        try:
-            fields = EXEC_FIELDS.unpack_from(payload)
-        except struct.error as error:
-            raise Malformed("an exec request is too short") from error
-        timeout, output_limit, output_tail, has_stdin, rows, columns, argc, envc = fields
-        strings = unpack_strings(payload, EXEC_FIELDS.size, 1 + argc + 2 * envc)
-        if not argc:
-            raise Malformed("an exec request without argv")
-        env = [(strings[n], strings[n + 1]) for n in range(1 + argc, len(strings), 2)]
-        request = cls(strings[1 : 1 + argc], strings[0], env)
-        request.timeout, request.output_limit, request.has_stdin = timeout, output_limit, bool(has_stdin)
-        request.output_tail, request.terminal = output_tail, (rows, columns)
-        return request
-
 
 class NamedRequest:
     """A command with an id. Its whole standard input comes along: who starts it may leave at once.
@@ -213,18 +179,6 @@ class NamedRequest:
         """The payload of a START frame."""
         fields = NAMED_FIELDS.pack(self.bond, len(self.id), len(self.stdin))
         return fields + self.id + self.stdin + self.command.pack()
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> NamedRequest:
-        """Raises Malformed."""
-        try:
-            bond, id_length, stdin_length = NAMED_FIELDS.unpack_from(payload)
-        except struct.error as error:
-            raise Malformed("a start request is too short") from error
-        begin = NAMED_FIELDS.size + id_length
-        end = begin + stdin_length
-        command = ExecRequest.unpack(payload[end:])
-        return cls(payload[NAMED_FIELDS.size : begin], command, payload[begin:end], bond)
 
 
 class NamedInfo:

@@ -22,6 +22,7 @@ from sandboxd.guest import wire
 from sandboxd.guest.replay import Replay
 from sandboxd.types import Command, Started, Stdout, Template
 
+from . import wire_kit
 from .backend_kit import execute, pieces, read, shell
 from .guest_kit import guest, listen
 
@@ -307,14 +308,14 @@ def test_requests_come_out_as_they_went_in(
 ) -> None:
     request = wire.ExecRequest(argv, cwd, env)
     request.timeout, request.output_limit, request.has_stdin = 1.5, 7, True
-    again = wire.ExecRequest.unpack(request.pack())
+    again = wire_kit.unpack_exec(request.pack())
     assert (again.argv, again.cwd, again.env) == (argv, cwd, env)
     assert (again.timeout, again.output_limit, again.has_stdin) == (1.5, 7, True)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_more_than_malformed(data: bytes) -> None:
-    for unpack in (wire.ExecRequest.unpack, wire.NamedRequest.unpack, wire.NamedInfo.unpack_all):
+    for unpack in (wire.NamedInfo.unpack_all, wire.Info.unpack_all):
         with contextlib.suppress(wire.Malformed):
             unpack(data)
 
@@ -324,7 +325,7 @@ def test_named_requests_come_out_as_they_went_in(
     name: bytes, stdin: bytes, bond: int, argv: list[bytes]
 ) -> None:
     request = wire.NamedRequest(name, wire.ExecRequest(argv, b"/", []), stdin, bond)
-    again = wire.NamedRequest.unpack(request.pack())
+    again = wire_kit.unpack_named(request.pack())
     assert (again.id, again.stdin, again.bond) == (name, stdin, bond)
     assert again.command.argv == argv
 

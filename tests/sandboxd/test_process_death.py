@@ -15,26 +15,15 @@ import pytest
 
 from sandboxd import Client, errors
 from sandboxd.bench.audit import Snapshot
+from sandboxd.bench.holder import holder
 from sandboxd.child import child_daemon
 
 pytestmark = pytest.mark.anyio
 
 LEASES = 20
-HOLDER = f"""
-import asyncio, sys
-from sandboxd import Client
-
-async def main():
-    async with Client(sys.argv[1]) as client:
-        for _ in range({LEASES}):
-            await client.acquire("python", ttl=1.5, timeout=60)
-        print("held", flush=True)
-        await asyncio.sleep(3600)
-
-asyncio.run(main())
-"""
 DAEMON = """
 import asyncio, pathlib, sys
+from sandboxd.bench.holder import holder
 from sandboxd.child import child_daemon
 
 async def main():
@@ -72,10 +61,10 @@ async def test_a_killed_clients_leases_come_back_and_others_stay(tmp_path: Path)
     config = settings(tmp_path, "namespace")
     async with child_daemon(tmp_path / "state", config=config) as address, Client(address) as client:
         mine = await client.acquire("python", ttl=2.0, timeout=60)
-        with program(HOLDER, address) as holder:
-            assert await line_of(holder) == "held"
+        async with holder(address, "python", LEASES, 1.5) as other:
+            assert await other.held() == LEASES
             assert (await client.get_pool("python")).active == LEASES + 1
-            holder.kill()
+            other.kill()
             async with asyncio.timeout(20):
                 while (await client.get_pool("python")).active > 1:
                     await asyncio.sleep(0.05)
