@@ -31,7 +31,7 @@ from sandboxd.doctor.facts import Facts
 from sandboxd.doctor.reading import read
 from sandboxd.errors import InvalidRequest, SandboxdError
 from sandboxd.health_checks import HealthChecks
-from sandboxd.journal import JournalFile
+from sandboxd.journal_file import JournalFile
 from sandboxd.lifetime import Tasks
 from sandboxd.pool_service import PoolService
 from sandboxd.pools import Pools

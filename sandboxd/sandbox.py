@@ -64,6 +64,7 @@ class Sandbox:
             uses=self.uses,
             image=own.image if own else None,
             branches=own.branches if own else (),
+            origin=self.origin,
         )
 
     @classmethod
@@ -81,6 +82,7 @@ class Sandbox:
             gang=entry.gang,
             uses=entry.uses,
             template=template_of(entry, pool_template) if entry.branches else None,
+            origin=entry.origin,
             made_from=entry.made_from,
         )
 
@@ -99,7 +101,10 @@ async def lost(sandbox: Sandbox) -> str:
 
 
 def template_of(entry: Entry, pool_template: Template) -> Template:
-    """What the sandbox of this entry was made from."""
+    """What the sandbox of this entry was made from, and what its commands get; as far as the journal does not
+    say, it is taken to be what the pool is made from now.
+    """
+    origin = entry.origin or pool_template
     if not entry.branches:
-        return pool_template
-    return replace(pool_template, image=entry.image, branches=entry.branches, setup=())
+        return origin
+    return replace(origin, image=entry.image, branches=entry.branches, setup=())

@@ -14,7 +14,7 @@ from sandboxd.config import Config, ConfigError, check_changeable
 from sandboxd.doctor.facts import Facts
 from sandboxd.doctor.serving import Carried, without
 from sandboxd.errors import Draining, InvalidRequest, PoolNotFound
-from sandboxd.journal import JournalFile
+from sandboxd.journal_file import JournalFile
 from sandboxd.lifetime import Tasks, first_of
 from sandboxd.pool import Pool
 from sandboxd.pools import Pools

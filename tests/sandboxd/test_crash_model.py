@@ -17,7 +17,8 @@ from sandboxd.backends.fake import FakeBackend
 from sandboxd.care import Care
 from sandboxd.clock import ManualClock
 from sandboxd.errors import LeaseExpired, SandboxdError, SandboxLost, SandboxNotFound
-from sandboxd.journal import Ending, Entry, JournalFile, Past, PoolJournal
+from sandboxd.journal import Ending, Entry, Past
+from sandboxd.journal_file import JournalFile, PoolJournal
 from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds, Totals
 from sandboxd.pool import Pool, PoolOptions

@@ -12,7 +12,8 @@ import pytest
 
 from sandboxd.backends.fake import FakeBackend
 from sandboxd.clock import ManualClock
-from sandboxd.journal import AGAIN_SECONDS, Ending, Entry, JournalFile
+from sandboxd.journal import Ending, Entry
+from sandboxd.journal_file import AGAIN_SECONDS, JournalFile
 from sandboxd.ledger import Bounds, Totals
 from sandboxd.pool import Pool, PoolOptions
 from sandboxd.recovery import recover

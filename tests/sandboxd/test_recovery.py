@@ -212,21 +212,29 @@ async def test_an_orderly_end_leaves_nothing_to_take_over(tmp_path: Path) -> Non
             await box.exec(["true"])
 
 
-async def test_what_is_nobodys_is_destroyed(tmp_path: Path) -> None:
-    """A start under way at the kill, and a pool of another template: neither is handed out."""
+async def test_what_is_nobodys_is_destroyed_and_what_is_held_stays_as_it_was(tmp_path: Path) -> None:
+    """A start under way at the kill, and a pool of another template: neither is handed out. A lease keeps the
+    template that it began with, whatever the settings say by now.
+    """
     config = settings(tmp_path, "namespace", warm=3)
+    plain = config.read_text()
+    config.write_text(plain + 'env = {A = "old"}\ncwd = "/tmp"\n')
     async with restarts(tmp_path, config) as (daemon, client):
         await full(client)
         old = await names(client, "WARM")
         held = await _acquired(client)
         await daemon.kill()
-        config.write_text(config.read_text() + 'env = {A = "new"}\n')
+        config.write_text(plain + 'env = {A = "new"}\n')
         await daemon.start()
         await full(client)
         assert await names(client, "WARM") & old == set()
         async with client.acquire("python", timeout=60) as fresh:
-            assert (await fresh.exec(["sh", "-c", "echo $A"])).stdout == b"new\n"
-        assert (await held.exec(["true"])).ok
+            assert (await fresh.exec(["sh", "-c", "echo $A $PWD"])).stdout == b"new /workspace\n"
+        async with held.fork(1) as (fork,):
+            await daemon.kill()
+            await daemon.start()
+            for box in (held, fork):
+                assert (await box.exec(["sh", "-c", "echo $A $PWD"])).stdout == b"old /tmp\n"
         async with asyncio.timeout(20):
             while len(list((daemon.state / "namespace" / "sandboxes").iterdir())) > 4:
                 await asyncio.sleep(0.02)

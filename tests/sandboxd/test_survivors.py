@@ -15,7 +15,8 @@ from sandboxd.clock import ManualClock
 from sandboxd.config import Config
 from sandboxd.doctor import needs
 from sandboxd.doctor.facts import Facts, Groups
-from sandboxd.journal import Entry, JournalFile
+from sandboxd.journal import Entry
+from sandboxd.journal_file import JournalFile
 from sandboxd.ledger import Totals
 from sandboxd.types import Template
 from sandboxd.upkeep import Surroundings, Upkeep

@@ -20,7 +20,7 @@ from sandboxd.clock import ManualClock
 from sandboxd.config import Config, load
 from sandboxd.doctor.facts import Facts
 from sandboxd.health_checks import HealthChecks
-from sandboxd.journal import JournalFile
+from sandboxd.journal_file import JournalFile
 from sandboxd.upkeep import Surroundings, Upkeep
 
 from .conftest import settle
