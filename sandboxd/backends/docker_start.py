@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import docker.errors
 import docker.types
 
+from sandboxd.backends import seccomp, syscalls
 from sandboxd.backends.docker_images import Image
 from sandboxd.backends.engine import Engine, EngineRefused, EngineStream
 from sandboxd.backends.native import PROGRAM
@@ -19,7 +22,7 @@ from sandboxd.types import Template
 INSIDE = "/.sandboxd"
 # Tells the daemon, on the container's standard output, that commands may come.
 READY = b"ready\n"
-SOCKET = "guest.sock"
+SOCKET, FILTER = "guest.sock", "filter"
 GUEST = [f"{INSIDE}/{PROGRAM.name}", "container", f"{INSIDE}/run/{SOCKET}", READY.decode()]
 # A shell as first process reaps orphans while it waits for its own child.
 IDLE = "echo ready; exec >/dev/null 2>&1 </dev/null; while :; do sleep 86400; done"
@@ -46,7 +49,7 @@ class Start:
     async def run(self, template: Template, image: Image, labels: dict[str, str]) -> None:
         """Returns when the first process has said that it is ready. Raises StartFailed, APIError."""
         _make_directory(self._directory)
-        settings = _settings(template, image.user, GUEST if self._guest is not None else ["sh", "-c", IDLE])
+        settings = _settings(template, image.user, self._first_process())
         host = _host_config(template, self._binds())
         await self._engine.call(
             lambda api: api.create_container(
@@ -66,8 +69,21 @@ class Start:
             await self._ready(output)
         finally:
             output.close()
-        # No command has run yet: from now on the sandbox's user cannot put anything in the socket's place.
+        # No command has run yet: the sandbox's user never sees the key, and from now on nothing can be put in
+        # the socket's place.
+        (self._directory / FILTER).unlink(missing_ok=True)
         self._directory.chmod(0o711)
+
+    def _first_process(self) -> list[str]:
+        if self._guest is None:
+            return ["sh", "-c", IDLE]
+        if syscalls.MACHINE not in seccomp.AUDIT_ARCH:
+            # The filter is written for two kinds; elsewhere there is the Engine's alone.
+            return GUEST
+        path = self._directory / FILTER
+        path.write_bytes(_filter())
+        path.chmod(0o444)
+        return [*GUEST, f"{INSIDE}/run/{FILTER}"]
 
     def _binds(self) -> dict[str, dict[str, str]]:
         if self._guest is None:
@@ -101,6 +117,13 @@ class Start:
         return self.failed(
             f"the Docker Engine refused to {self._phase} it: {text}", retryable=not FATAL.search(text)
         )
+
+
+@functools.cache
+def _filter() -> bytes:
+    """What the guest puts on: its key, and the same filter as in a sandbox of the namespace backend."""
+    key = os.urandom(seccomp.KEY_BYTES)
+    return key + seccomp.program(syscalls.MACHINE, key)
 
 
 def _make_directory(path: Path) -> None:

@@ -3,11 +3,15 @@
 
 #include "guest.h"
 #include "memory.h"
+#include "tree.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -49,12 +53,40 @@ static int listen_at(const char *path) {
     return bound == 0 && listen(listener, BACKLOG) == 0 ? listener : -1;
 }
 
-int container_main(const char *path, const char *ready) {
+/* What the file at `path` holds: the key that marks commands, then the filter that asks for it. Everything
+ * that is started here inherits the filter. */
+static bool confine(const char *path) {
+    static struct {
+        char key[TREE_KEY_BYTES];
+        struct sock_filter instructions[BPF_MAXINSNS];
+    } held;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? -1 : read(fd, &held, sizeof held), body = size - TREE_KEY_BYTES;
+    if (fd >= 0)
+        close(fd);
+    if (size < 0)
+        return false;
+    if (body <= 0 || body % (ssize_t)sizeof(struct sock_filter) != 0) {
+        errno = EBADMSG;
+        return false;
+    }
+    struct sock_fprog program = {
+        .len = (unsigned short)((size_t)body / sizeof(struct sock_filter)),
+        .filter = held.instructions,
+    };
+    tree_set_key(held.key);
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, (unsigned long)SECCOMP_MODE_FILTER, &program, 0UL, 0UL) == 0;
+}
+
+int container_main(const char *path, const char *ready, const char *filter) {
     struct memory_files memory = find_memory();
     int oom_score_fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
     int listener = listen_at(path);
     if (listener < 0 || chdir("/") != 0)
         return failed(path);
+    if (filter != NULL && !confine(filter))
+        return failed(filter);
     /* The last line of standard output is the daemon's event: it need not look for the socket again. */
     if (write(1, ready, strlen(ready)) < 0)
         return failed("standard output");

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 static const char USAGE[] =
-    "usage: sandboxd-guest serve FD [LIFELINE] | container SOCKET READY | starter ...\n";
+    "usage: sandboxd-guest serve FD [LIFELINE] | container SOCKET READY [FILTER] | starter ...\n";
 
 /* -1: it is no descriptor's number. */
 static int descriptor(const char *number) {
@@ -45,8 +45,8 @@ int main(int argc, char **argv) {
     const char *part = argc > 1 ? argv[1] : "";
     if (strcmp(part, "serve") == 0 && (argc == 3 || argc == 4))
         return serve(argc - 2, argv + 2);
-    if (strcmp(part, "container") == 0 && argc == 4)
-        return container_main(argv[2], argv[3]);
+    if (strcmp(part, "container") == 0 && (argc == 4 || argc == 5))
+        return container_main(argv[2], argv[3], argv[4]);
     if (strcmp(part, "starter") == 0)
         return starter_main(argc, argv);
     fputs(USAGE, stderr);

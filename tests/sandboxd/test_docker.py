@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from sandboxd.backends.docker import DockerBackend
 from sandboxd.backends.engine import Engine
+from sandboxd.backends.native import PROGRAM
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.types import ExitReason, Limits, Network, Template
 from tests.sandboxd.docker_kit import docker_backend, engine, image, labelled, run, sandbox
@@ -102,6 +104,40 @@ async def test_only_the_engine_asks_for_the_end(backend: DockerBackend, template
             await host.call(lambda api: api.stop(backend._name("one"), timeout=20))
         assert await asyncio.wait_for(lost, 10) == "its first process ended with status 0"
         assert time.monotonic() - begin < 10, "it was not killed: it ended as it was asked to"
+
+
+async def test_no_command_escapes_its_end(backend: DockerBackend, template: Template) -> None:
+    """By the limits that mark its processes, its own or those of PID 1, or by the key that changes them."""
+    tries = """
+import ctypes, resource
+call = ctypes.CDLL(None, use_errno=True).syscall
+limit = (ctypes.c_uint64 * 2)(5, 5)
+numbers = {"x86_64": (302, 160, 144), "aarch64": (261, 164, 119)}[__import__("os").uname().machine]
+prlimit, setrlimit, schedule = numbers
+for number in range(16):
+    assert call(prlimit, 1, number, limit, None) == -1, number
+assert call(prlimit, 0, resource.RLIMIT_RTTIME, limit, None) == -1
+assert call(setrlimit, resource.RLIMIT_RTTIME, limit) == -1
+assert call(schedule, 1, 3, limit) == -1
+assert call(prlimit, 0, resource.RLIMIT_NOFILE, limit, None) == 0
+"""
+    async with sandbox(backend, template) as box:
+        done = await run(box, "python3", "-c", tries)
+        assert (done.code, done.stderr) == (0, b"")
+        assert (await run(box, "cat", "/.sandboxd/run/filter")).code == 1
+        tree = "(setsid sleep 77 </dev/null >/dev/null 2>&1 &); sleep 60"
+        ended = await run(box, "sh", "-c", tree, timeout=0.5)
+        assert ended.exited.reason is ExitReason.TIMED_OUT
+        assert (await run(box, "sh", "-c", "grep -lx sleep /proc/[0-9]*/comm")).stdout == b""
+
+
+@pytest.mark.parametrize("held", [b"", b"short", bytes(16), bytes(16 + 7), bytes(24)])
+def test_a_filter_that_is_none_is_refused(tmp_path: Path, held: bytes) -> None:
+    (tmp_path / "filter").write_bytes(held)
+    words = [str(PROGRAM), "container", str(tmp_path / "s"), "ready\n", str(tmp_path / "filter")]
+    done = subprocess.run(words, capture_output=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"sandboxd-guest: %s: " % bytes(tmp_path / "filter"))
 
 
 async def test_limits_are_enforced(backend: DockerBackend, template: Template) -> None:
