@@ -194,7 +194,7 @@ class Client(RemotePools):
 
     def keep(self, sandbox: pb.Sandbox) -> Box:
         """Renews a lease that was just given."""
-        box = Box(self, sandbox.name, sandbox.ttl.ToNanoseconds() / 1e9)
+        box = Box(self, sandbox)
         self._boxes[sandbox.name] = box
         if box.renew_at < self._next_renewal:
             self._nudge.set()
@@ -262,13 +262,19 @@ async def _release_all(boxes: list[Box]) -> None:
 class Box(RemoteFiles, RemoteCommands):
     """A leased sandbox. It is yours until `release`, or until the daemon has not heard of you for `ttl`."""
 
-    def __init__(self, client: Client, name: str, ttl: float) -> None:
-        super().__init__(client.sandboxes, name)
-        self.ttl = ttl
-        self.renew_at = time.monotonic() + ttl * RENEW_FRACTION
+    def __init__(self, client: Client, sandbox: pb.Sandbox) -> None:
+        super().__init__(client.sandboxes, sandbox.name)
+        self.ttl = sandbox.ttl.ToNanoseconds() / 1e9
+        self.renew_at = time.monotonic() + self.ttl * RENEW_FRACTION
         self.ended: SandboxdError | None = None
         """Why the lease ended before its release, once that is known."""
         self._client = client
+        self._given = sandbox
+
+    @property
+    def info(self) -> SandboxInfo:
+        """What the daemon said of it when it was leased."""
+        return replies.info(self._given)
 
     async def release(self) -> None:
         """Ends the lease; the daemon destroys the sandbox. Idempotent.

@@ -13,6 +13,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.stop import stop_base
 from tenacity.wait import wait_random_exponential
 
+from sandboxd import stopwatch
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, StartFailed
@@ -205,7 +206,10 @@ class Starter:
         )
 
     async def _attempt(self, sandbox_id: str, remains: _Remains) -> Connection:
+        stopwatch.attempt()
+        stopwatch.enter(Phase.PULL)
         await self._prepare()
+        stopwatch.enter(Phase.CREATE)
         # A pull says nothing about how many can be started at once.
         with self._measured():
             return await self._bring_up(sandbox_id, remains)
@@ -264,6 +268,7 @@ class Starter:
         """Runs the template's setup, if it has one. Raises StartFailed."""
         if not self._template.setup:
             return
+        stopwatch.enter(Phase.SETUP)
         command = Command(argv=self._template.setup, timeout=self._template.start_timeout)
         log, exited = b"", None
         try:

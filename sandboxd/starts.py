@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
+from sandboxd import stopwatch
 from sandboxd.availability import Availability
 from sandboxd.backends.base import Connection
 from sandboxd.clock import Clock
@@ -75,7 +76,9 @@ class Starts:
     async def _start(self, sandbox: Sandbox, tasks: asyncio.TaskGroup) -> None:
         owner, begin = self._owner, self._clock.now()
         try:
-            sandbox.connection = await self._create(sandbox)
+            with stopwatch.timed(self._clock.now) as watch:
+                sandbox.connection = await self._create(sandbox)
+                sandbox.phases = watch.read()
         except StartFailed as error:
             if sandbox.id in owner.sandboxes:
                 self._failed(sandbox, error, tasks)

@@ -25,6 +25,7 @@ from sandboxd.types import (
     Kept,
     QueuePosition,
     Started,
+    StartPhases,
     Stderr,
     Stdout,
 )
@@ -268,7 +269,14 @@ def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbo
         expire_time=None if value.expiry is None else timestamp(value.expiry + calendar_offset),
         labels=value.labels,
         ttl=duration(value.ttl) if value.ttl else None,
+        start_phases=None if value.phases is None else _start_phases(value.phases),
     )
+
+
+def _start_phases(value: StartPhases) -> pb.StartPhases:
+    taken = {name: getattr(value, name) for name in ("retry", "pull", "create", "start", "ready", "setup")}
+    spans = {f"{name}_duration": duration(seconds) for name, seconds in taken.items() if seconds > 0}
+    return pb.StartPhases(attempt_count=value.attempts, **spans)
 
 
 def queue_position(value: QueuePosition) -> pb.QueuePosition:

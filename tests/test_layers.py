@@ -70,7 +70,7 @@ LAYERS = [
     {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates", "sandboxd.start_times"},
     {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},
     {"sandboxd.queueing", "sandboxd.pacing", "sandboxd.announcements", "sandboxd.care", "sandboxd.bounds"},
-    {"sandboxd.lines"},
+    {"sandboxd.lines", "sandboxd.stopwatch"},
     {"sandboxd.types", "sandboxd.errors"},
 ]
 PUBLIC = {"sandboxd", "sandboxd.client", "sandboxd.errors", "sandboxd.child"}

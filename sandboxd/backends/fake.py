@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sandboxd import stopwatch
 from sandboxd.backends.base import Execution
 from sandboxd.backends.fake_commands import FakeCommands
 from sandboxd.backends.host_files import HostFiles
@@ -85,6 +86,7 @@ class FakeBackend:
         script = self.script
         await self.check()
         if script.start_seconds:
+            stopwatch.enter(Phase.START)
             await self._clock.sleep(script.start_seconds)
         if script.first_failures:
             raise script.first_failures.pop(0)

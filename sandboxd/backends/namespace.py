@@ -12,6 +12,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from sandboxd import stopwatch
 from sandboxd.backends import launching
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.link import Link
@@ -112,6 +113,7 @@ class NamespaceBackend:
             self._images[sandbox_id] = image
         try:
             await self._order(link, sandbox_id, template, image)
+            stopwatch.enter(Phase.READY)
             connection = GuestConnection(sandbox_id, self._socket(sandbox_id), template, lost=lost)
             await connection.ping()
         except SandboxLost as error:

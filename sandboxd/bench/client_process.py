@@ -18,6 +18,7 @@ from typing import Any
 
 import uvloop
 
+from sandboxd.bench.phases import START_PHASES
 from sandboxd.bench.plan import Plan, Visit
 from sandboxd.bench.session import all_at_once, run_command
 from sandboxd.client import Box, Client
@@ -112,8 +113,12 @@ def _noting(visit: Visit, when: str = "") -> Iterator[None]:
 
 
 def _note_start(visit: Visit, box: Box) -> None:
-    """What the daemon told of the sandbox, when it was leased."""
-    del visit, box
+    """What the daemon told of the sandbox when it was leased, by its calendar alone: ours may be another."""
+    info = box.info
+    if info.expires is not None:
+        visit.age = info.expires - info.ttl - info.created
+    if info.start is not None:
+        visit.parts = {name: getattr(info.start, name) for name in START_PHASES}
 
 
 async def _main() -> None:

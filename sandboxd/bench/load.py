@@ -125,7 +125,8 @@ def note(load: Load, readings: Readings, result: Result) -> None:
         result.alive = sum(checked)
     served = sum(visit.done is not None for visit in visits)
     result.more["success_rate"] = served / len(visits) if visits else None
-    result.more["retries"] = sum(visit.attempts - 1 for visit in visits)
+    # Not by visit: whose sandbox is tried again may be served with another meanwhile.
+    result.more["retries"] = readings.failed_starts[-1] - readings.failed_starts[0]
     result.more["late_s"] = quantiles([visit.sent - visit.due for visit in visits])
     result.more["phases"] = phases.summary(visits)
     result.more["readings"] = readings.to_json()

@@ -57,8 +57,7 @@ class Visit:
 
     `due` is when it was to begin and `sent` when it did, `done` when its first command had ended well, and
     `alive` whether a second one did. `failure` is why it went no further. Of its sandbox: `age` is how long
-    before its lease its start was decided, `parts` what the daemon tells of that start in seconds by phase,
-    and `attempts` how many it took.
+    before its lease its start was decided, and `parts` what the daemon tells of that start, by phase.
     """
 
     due: float
@@ -70,7 +69,6 @@ class Visit:
     failure: str = ""
     age: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
-    attempts: int = 1
 
     def to_row(self) -> tuple[Any, ...]:
         """For JSON: half as long as an object."""

@@ -69,6 +69,8 @@ class Readings:
     before: Reading | None = None
     after: Reading | None = None
     begin: float = 0.0
+    failed_starts: list[int] = field(default_factory=list)
+    """The pool's total at each reading."""
     _last: _Ticks | None = None
     _busy: tuple[float, float | None] = (0.0, None)
 
@@ -105,6 +107,7 @@ class Readings:
 
     async def _read(self) -> Reading:
         stats = await self.stats()
+        self.failed_starts.append(stats.start_failures_total)
         now = _ticks(self.daemon)
         if self._last is not None and now.at - self._last.at >= SHORTEST_SECONDS:
             self._busy = _busy(self._last, now)
