@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sandboxd.backends.faults import Fault
 from sandboxd.bench import (
@@ -20,7 +21,6 @@ from sandboxd.bench import (
     churn,
     command,
     comparing,
-    docker_sdk,
     fork,
     page,
     report,
@@ -29,15 +29,17 @@ from sandboxd.bench import (
     starts,
     sweep,
 )
-from sandboxd.bench.docker_sdk import Bare
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import Target
 from sandboxd.client import Client
 from sandboxd.config import ConfigError
 
-CLIENTS_MOST = 64
+if TYPE_CHECKING:
+    from sandboxd.bench.docker_sdk import Bare
 
-Baseline = Callable[[Bare], Result]
+    Baseline = Callable[[Bare], Result]
+
+CLIENTS_MOST = 64
 
 
 async def _burst(arguments: argparse.Namespace) -> int:
@@ -50,6 +52,8 @@ async def _burst(arguments: argparse.Namespace) -> int:
         warm=arguments.warm,
         clients=arguments.clients,
     )
+    from sandboxd.bench import docker_sdk
+
     return await _measured(
         arguments,
         burst.run(options),
@@ -111,6 +115,8 @@ async def _churn(arguments: argparse.Namespace) -> int:
         start_limit=arguments.start_limit,
         clients=arguments.clients,
     )
+    from sandboxd.bench import docker_sdk
+
     return await _measured(
         arguments, churn.run(options), lambda bare: docker_sdk.churn(bare, options.seconds)
     )
@@ -133,6 +139,8 @@ async def _exec(arguments: argparse.Namespace) -> int:
         streams=arguments.streams,
         output_bytes=arguments.output_mb * command.MEGABYTE,
     )
+    from sandboxd.bench import docker_sdk
+
     return await _measured(
         arguments, command.run(options), lambda bare: docker_sdk.commands(bare, options.count)
     )
@@ -283,6 +291,8 @@ async def _measured(
     """Measures, then the baseline where it is asked for, never both at once; shows and writes the result."""
     result = await measuring
     if baseline is not None and arguments.baseline:
+        from sandboxd.bench import docker_sdk
+
         image = arguments.baseline_image or arguments.image
         result.baseline = await docker_sdk.measure(image, baseline, arguments.runtime)
     misses = slo.judge(arguments.slo, result)

@@ -20,10 +20,9 @@ from docker.errors import DockerException
 from sandboxd.bench import phases
 from sandboxd.bench.plan import Visit
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import COMMAND
+from sandboxd.bench.session import BARE, COMMAND
 from sandboxd.errors import BackendUnavailable
 
-BACKEND = "docker-sdk"
 PARALLEL = 4
 """Where the engine's own throughput peaks on two cores; see docs/log.md."""
 TIMEOUT_SECONDS = 600
@@ -49,7 +48,7 @@ class Bare:
     @property
     def name(self) -> str:
         """What results call it."""
-        return f"{BACKEND}/{self._runtime}" if self._runtime else BACKEND
+        return f"{BARE}/{self._runtime}" if self._runtime else BARE
 
     def create(self) -> Any:
         """A container that does not run yet."""

@@ -27,6 +27,8 @@ from sandboxd.replies import ExecResult
 from sandboxd.types import PoolStats
 
 POOL = "bench"
+# What the bare Docker SDK is called beside the backends.
+BARE = "docker-sdk"
 ACQUIRE_TIMEOUT_SECONDS = 600.0
 COMMAND = ["/bin/true"]
 COMMAND_TIMEOUT_SECONDS = 60.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sandboxd.bench import burst, docker_sdk, host
+from sandboxd.bench import burst, host
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import Target
+from sandboxd.bench.session import BARE, Target
 
 COUNTS = (96, 192, 480, 960)
 
@@ -43,7 +43,10 @@ async def run(options: Options, say: Callable[[Result], None] = lambda _: None) 
 
 
 async def _step(target: Target, count: int, options: Options) -> Result:
-    if target.backend == docker_sdk.BACKEND:
+    if target.backend == BARE:
+        # Imported late: nothing else of a bench needs the package.
+        from sandboxd.bench import docker_sdk
+
         return await docker_sdk.measure(
             target.image or "",
             lambda bare: docker_sdk.burst(bare, count, options.hold_seconds),
@@ -65,13 +68,13 @@ def parse_targets(text: str, image: str | None, base: Target) -> list[Target]:
     """`namespace,docker/runsc,docker-sdk`: each a backend and, of containers, a runtime. `image` is that of
     containers; the namespace backend then shows the host's own system. Raises ValueError.
     """
-    backends = ("namespace", "docker", "fake", docker_sdk.BACKEND)
+    backends = ("namespace", "docker", "fake", BARE)
     targets = []
     for word in text.split(","):
         backend, _, runtime = word.strip().partition("/")
         if backend not in backends:
             raise ValueError(f"{word.strip()!r} in the targets begins with none of {', '.join(backends)}")
-        contained = backend in ("docker", docker_sdk.BACKEND)
+        contained = backend in ("docker", BARE)
         if runtime and not contained:
             raise ValueError(f"{word.strip()!r} in the targets: only containers have a runtime")
         if contained and not image:
