@@ -28,7 +28,7 @@ from sandboxd.errors import AcquireTimedOut, BackendUnavailable, NotFound, Sandb
 from sandboxd.inspection_replies import SandboxFailure, SandboxReport
 from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
-from sandboxd.patience import Patience
+from sandboxd.patience import CHANNEL_OPTIONS, Patience
 from sandboxd.remote_commands import RemoteCommands
 from sandboxd.remote_files import RemoteFiles
 from sandboxd.remote_pools import RemotePools
@@ -50,13 +50,6 @@ RELEASE_TIMEOUT_SECONDS = 5.0
 # A caller whose time has passed waits no longer for what it was granted to be given back.
 LATE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
-CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", 4 << 20),
-    # A daemon that was restarted is found soon: gRPC's own pauses grow to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
 
 
 class Client(RemotePools):

@@ -196,9 +196,9 @@ async def _chaos(arguments: argparse.Namespace) -> int:
 
 async def _compare(arguments: argparse.Namespace) -> int:
     runs = [comparing.read(path) for path in arguments.files]
-    comparing.show(runs)
     if arguments.html:
         _write("--html", arguments.html, page.comparison(runs))
+    comparing.show(runs)
     return 0
 
 
@@ -296,14 +296,15 @@ async def _measured(
         image = arguments.baseline_image or arguments.image
         result.baseline = await docker_sdk.measure(image, baseline, arguments.runtime)
     misses = slo.judge(arguments.slo, result)
-    report.show(result)
-    for miss in misses:
-        report.say(f"slo: {miss}")
     record = result.record()
+    # First: whoever reads what is printed may leave.
     if arguments.json:
         _write("--json", arguments.json, json.dumps(record.model_dump(mode="json"), indent=2) + "\n")
     if arguments.html:
         _write("--html", arguments.html, page.measurement(record))
+    report.show(result)
+    for miss in misses:
+        report.say(f"slo: {miss}")
     return int(bool(misses)) if arguments.slo else int(not result.clean)
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
+from sandboxd.bench.report import console
 from sandboxd.bench.schema import VERSION, Quantiles, Record
 from sandboxd.config import ConfigError
 
@@ -80,14 +80,13 @@ def columns(runs: Sequence[Run]) -> list[tuple[str, Run, dict[str, Record]]]:
 
 def show(runs: Sequence[Run]) -> None:
     """Prints a table for each thing that was measured; the first run is what the others are divided by."""
-    console = Console()
     compared = columns(runs)
     keys = list(dict.fromkeys(key for _, _, records in compared for key in records))
     for key in keys:
         table = Table(key.upper(), *(name for name, _, _ in compared), box=None)
         for row in _rows([records.get(key) for _, _, records in compared]):
             table.add_row(*row)
-        console.print(table)
+        console().print(table)
 
 
 def _rows(records: list[Record | None]) -> Iterator[list[str]]:

@@ -119,12 +119,12 @@ def _by_count(compared: list[Column]) -> str:
     return (
         '<section><h2>As more ask at once</h2><div class="plots">'
         f"{_figure('Seconds until ready', _lines(ready, 'asking at once', 'seconds', logarithmic=True))}"
-        f"{_figure('Ready sandboxes a second', _lines(rates, 'asking at once', 'a second'))}</div></section>"
+        f"{_figure('Ready sandboxes in a second', _lines(rates, 'asking at once', 'a second'))}</div></section>"
     )
 
 
 def _plots(there: list[tuple[str, Record]]) -> str:
-    figures = [_figure("Distribution: how many were ready within", _distribution(there))]
+    figures = [_figure("Distribution: percent that took so long at most", _distribution(there))]
     over_time = [Series(name, _steps(record), n) for n, (name, record) in enumerate(there)]
     if any(series.points for series in over_time):
         figures.append(_figure("Ready over time", _lines(over_time, "seconds", "ready")))

@@ -35,11 +35,19 @@ PHASE_MEANING = {
 }
 SHOWN = ("p50", "p90", "p99", "max")
 GIGABYTE = 1e9
+# Tables are cut to a terminal; a file or a pipe has room.
+PIPE_COLUMNS = 160
+
+
+def console() -> Console:
+    """Standard output."""
+    found = Console()
+    return found if found.is_terminal else Console(width=PIPE_COLUMNS)
 
 
 def say(text: str) -> None:
     """One line to standard output."""
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show(result: Result) -> None:
@@ -87,12 +95,20 @@ def _show_troubles(result: Result) -> None:
 
 
 def _print(table: Table) -> None:
-    Console().print(table)
+    console().print(table)
 
 
 def _show_sweep(result: Result) -> None:
     """A row for each burst."""
-    columns = ("TARGET", "AT ONCE", *(f"READY {name}" for name in SHOWN), "READY/S", "OK", "RETRIES", "ALIVE")
+    columns = (
+        "TARGET",
+        "AT ONCE",
+        *(f"READY {name}" for name in SHOWN),
+        "A SECOND",
+        "SERVED",
+        "RETRIES",
+        "ALIVE",
+    )
     table = Table(*columns, box=None)
     for step in result.steps:
         summary = quantiles(step.samples.get("ready", []))

@@ -16,13 +16,12 @@ h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywh
 h2 { font-size: 1.15rem; margin: 32px 0 10px; }
 .host, .none, figcaption { color: var(--faint); }
 .host { margin: 0; font-size: .9rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 14px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 14px; }
 figure { margin: 0; padding: 12px; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   min-width: 0; max-width: 640px; }
 figcaption { font-size: .9rem; margin-bottom: 4px; }
-svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+svg { display: block; width: 100%; height: auto; font: 14px system-ui, sans-serif; }
 .tick, .label { fill: var(--faint); }
-.label { font-size: 12px; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .base { stroke: var(--faint); stroke-width: 1; }
 .line { fill: none !important; stroke-width: 2; stroke-linejoin: round; }
