@@ -43,6 +43,6 @@ async def _measure(opened: Session, options: Options, result: Result) -> None:
     visits = plan.Plan(
         opened.client.address, opened.pool, opened.label, due=plan.burst(options.count), hold=None
     )
-    async with asked_meanwhile(opened.client.address, result):
-        done, readings = await load.put(opened, visits, options.clients, options.hold_seconds)
+    asked = asked_meanwhile(opened.client.address, result)
+    done, readings = await load.put(opened, visits, options.clients, options.hold_seconds, asked)
     load.note(done, readings, result)

@@ -16,6 +16,10 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 38
 COLOURS = 8
 # Values that lie further apart than this are drawn on a logarithmic axis.
 DECADES_APART = 50.0
+# And no further than this, whatever the least of them.
+WIDEST = 1e6
+# Less is nothing: a nanosecond.
+LEAST = 1e-9
 BAR_HEIGHT, BAR_GAP = 20, 12
 
 
@@ -41,10 +45,9 @@ class Axis:
     @classmethod
     def over(cls, label: str, values: Iterable[float], *, may_be_logarithmic: bool = False) -> Axis:
         """From 0 to a little beyond the largest value; or from the smallest, where that is far away."""
-        found = [value for value in values if math.isfinite(value)]
-        high = max(found, default=0.0) or 1.0
-        positive = [value for value in found if value > 0]
-        low = min(positive, default=high)
+        found = [value for value in values if value >= LEAST]
+        high = max(found, default=1.0)
+        low = max(min(found, default=high), high / WIDEST)
         if may_be_logarithmic and high / low > DECADES_APART:
             return cls(label, 10 ** math.floor(math.log10(low)), high * 1.05, logarithmic=True)
         return cls(label, 0.0, high * 1.05)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,9 +60,15 @@ class Load:
     shares: Shares = field(default_factory=Shares)
 
 
-async def put(session: Session, plan: Plan, clients: int, hold: float = 0.0) -> tuple[Load, Readings]:
-    """Has so many client processes make the visits of the plan. Where sandboxes are held until the end, that
-    is `hold` seconds after the last was served; then each is checked and released.
+async def put(
+    session: Session,
+    plan: Plan,
+    clients: int,
+    hold: float = 0.0,
+    meanwhile: AbstractAsyncContextManager[object] | None = None,
+) -> tuple[Load, Readings]:
+    """Has so many client processes make the visits of the plan, and `meanwhile` go on until all were served.
+    Where sandboxes are held until the end, that is `hold` seconds later; then each is checked and released.
 
     Raises BackendUnavailable when the daemon cannot be reached, or a client process dies.
     """
@@ -72,11 +79,12 @@ async def put(session: Session, plan: Plan, clients: int, hold: float = 0.0) -> 
             process.say(share.to_line())
         await _all(processes)
         await readings.prepare()
-        begin = time.monotonic() + LEAD_SECONDS
-        async with readings.taken_meanwhile(begin):
-            load.shares.begin(session.daemon_pid())
-            told = await _all(processes, {"begin": begin})
-            load.shares.end([each["cpu_s"] for each in told], begin)
+        async with readings.taken_meanwhile():
+            async with meanwhile or contextlib.nullcontext():
+                readings.begin = begin = time.monotonic() + LEAD_SECONDS
+                load.shares.begin(session.daemon_pid())
+                told = await _all(processes, {"begin": begin})
+                load.shares.end([each["cpu_s"] for each in told], begin)
             if plan.hold is None:
                 await asyncio.sleep(hold)
                 await _all(processes, {"check": True})

@@ -116,11 +116,11 @@ def _by_count(compared: list[Column]) -> str:
         rates.append(Series(name, [(float(one.count), one.rate_per_s or 0.0) for one in bursts], colour))
     if not ready:
         return ""
-    return (
-        '<section><h2>As more ask at once</h2><div class="plots">'
-        f"{_figure('Seconds until ready', _lines(ready, 'asking at once', 'seconds', logarithmic=True))}"
-        f"{_figure('Ready sandboxes in a second', _lines(rates, 'asking at once', 'a second'))}</div></section>"
+    figures = (
+        _figure("Seconds until ready", _lines(ready, "asking at once", "seconds", logarithmic=True)),
+        _figure("Ready sandboxes in a second", _lines(rates, "asking at once", "a second")),
     )
+    return f'<section><h2>As more ask at once</h2><div class="plots">{"".join(figures)}</div></section>'
 
 
 def _plots(there: list[tuple[str, Record]]) -> str:

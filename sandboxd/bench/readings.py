@@ -28,7 +28,7 @@ POINTS = 240
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The state at one moment, `at` seconds after the load began.
+    """The state at one moment, `at` by the monotonic clock.
 
     `host_cpu` is the part of all processors that were busy since the reading before, `daemon_cpu` how many of
     them the daemon had. What cannot be read here is None: the daemon may run elsewhere.
@@ -61,7 +61,9 @@ class _Ticks:
 
 @dataclass(slots=True)
 class Readings:
-    """Of one load. `before` is None until the first, `after` until `finish`."""
+    """Of one load, which begins at `begin` (monotonic). `before` is there after `prepare`, `after` after
+    `finish`.
+    """
 
     stats: Callable[[], Awaitable[PoolStats]]
     daemon: int | None
@@ -76,15 +78,13 @@ class Readings:
 
     async def prepare(self) -> None:
         """Looks at the host while nothing is asked of it yet."""
-        self.begin = time.monotonic()
         self._last = _ticks(self.daemon)
         await asyncio.sleep(BEFORE_SECONDS)
         self.before = await self._read()
 
     @contextlib.asynccontextmanager
-    async def taken_meanwhile(self, begin: float) -> AsyncIterator[None]:
-        """While the block runs, moments are counted from `begin` (monotonic)."""
-        self.begin = begin
+    async def taken_meanwhile(self) -> AsyncIterator[None]:
+        """While the block runs, several times a second."""
 
         async def take() -> None:
             while True:
@@ -114,7 +114,7 @@ class Readings:
             self._last = now
         usage = _usage(self.daemon)
         return Reading(
-            at=now.at - self.begin,
+            at=now.at,
             starting=stats.starting,
             warm=stats.warm,
             active=stats.active,
@@ -132,11 +132,18 @@ class Readings:
     def to_json(self) -> dict[str, Any]:
         """Before, at the peak of each measure by itself, and after; and all of them, thinned out."""
         return {
-            "before": self.before and asdict(self.before),
+            "before": self.before and self._told(self.before),
             "peak": self._peak(),
-            "after": self.after and asdict(self.after),
-            "timeline": [asdict(reading) for reading in thinned(self.taken)],
+            "after": self.after and self._told(self.after),
+            "timeline": [self._told(one) for one in thinned(self._since_begin())],
         }
+
+    def _since_begin(self) -> list[Reading]:
+        return [reading for reading in self.taken if reading.at >= self.begin]
+
+    def _told(self, reading: Reading) -> dict[str, Any]:
+        """With its moment counted from the begin of the load."""
+        return {**asdict(reading), "at": reading.at - self.begin}
 
     def _peak(self) -> dict[str, Any] | None:
         if not self.taken:
@@ -146,7 +153,7 @@ class Readings:
             values = [value for each in self.taken if (value := getattr(each, name)) is not None]
             lowest = name == "memory_available_bytes"
             peak[name] = None if not values else min(values) if lowest else max(values)
-        return peak
+        return {**peak, "at": peak["at"] - self.begin}
 
 
 def thinned(items: list[Any], limit: int = POINTS) -> list[Any]:
