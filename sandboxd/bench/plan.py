@@ -7,9 +7,6 @@ import random
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
-# A line between the processes: many thousand visits come back in one.
-LINE_BYTES = 256 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:

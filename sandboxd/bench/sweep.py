@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from sandboxd.bench import burst, host
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import BARE, Target
+from sandboxd.errors import BackendUnavailable
 
 COUNTS = (96, 192, 480, 960)
 
@@ -28,13 +29,18 @@ class Options:
 
 
 async def run(options: Options, say: Callable[[Result], None] = lambda _: None) -> Result:
-    """Measures one after the other, and tells `say` of each. Raises BackendUnavailable."""
+    """Measures one after the other, and tells `say` of each. One that cannot be measured has failed; the
+    others are of use without it.
+    """
     names = ", ".join(target.name for target in options.targets)
     result = Result("sweep", names, sum(options.counts) * len(options.targets))
     result.host = host.facts()
     for target in options.targets:
         for count in options.counts:
-            step = await _step(target, count, options)
+            try:
+                step = await _step(target, count, options)
+            except BackendUnavailable as error:
+                step = Result("burst", target.name, count, failures=[f"not measured: {error}"], alive=0)
             result.steps.append(step)
             say(step)
     result.wall = sum(step.wall for step in result.steps)

@@ -18,6 +18,7 @@ import pytest
 from sandboxd import cli
 from sandboxd.bench.schema import Record
 from sandboxd.client import Client
+from sandboxd.replies import SandboxInfo
 
 from .conftest import daemon_process
 
@@ -61,6 +62,25 @@ def pools(address: str) -> dict[str, Any]:
             return dict(await client.list_pools())
 
     return asyncio.run(ask())
+
+
+async def _told_of_starts(address: str) -> list[SandboxInfo]:
+    async with Client(address) as client, client.acquire("small", ttl=30, timeout=20) as box:
+        listed = {each.name: each async for each in client.list_sandboxes("small")}
+        async with box.fork(1) as forks:
+            return [box.info, listed[box.info.name], forks[0].info]
+
+
+def test_a_daemon_tells_how_long_each_phase_of_a_start_took(address: str) -> None:
+    told, listed, fork = asyncio.run(_told_of_starts(address))
+    assert (told.name, told.ttl, told.start) == (listed.name, listed.ttl, listed.start)
+    assert told.start is not None
+    assert told.start.start >= 0.02
+    assert (told.start.attempts, told.start.retry, told.start.setup) == (1, 0.0, 0.0)
+    assert told.expires is not None
+    assert (told.ttl, told.expires > told.created) == (30.0, True)
+    # It is not a start like others.
+    assert fork.start is None
 
 
 def test_a_burst_on_a_running_daemon_leaves_it_as_it_was(
