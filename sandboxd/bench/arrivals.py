@@ -85,7 +85,8 @@ def _windows(visits: list[Visit], seconds: float) -> list[dict[str, Any]]:
     windows = []
     for number in range(WINDOWS):
         begin, end = number * length, (number + 1) * length
-        came = [visit for visit in visits if begin <= visit.due < end or (visit.due == end == seconds)]
+        # The last moment of all is in the last part.
+        came = [visit for visit in visits if min(int(visit.due / length), WINDOWS - 1) == number]
         served = sum(visit.done is not None and begin <= visit.done < end for visit in visits)
         windows.append(
             {

@@ -111,7 +111,13 @@ async def _processes(count: int) -> AsyncIterator[list[_Process]]:
     try:
         for _ in range(count):
             child = await asyncio.to_thread(
-                subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                subprocess.Popen,
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                # Ctrl-C is for the bench, which ends them.
+                process_group=0,
             )
             processes.append(_Process(child))
         yield processes

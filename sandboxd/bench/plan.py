@@ -95,5 +95,6 @@ def ramp(first: float, last: float, seconds: float) -> tuple[float, ...]:
     for number in range(1, int((first + last) / 2 * seconds) + 1):
         # The moment t at which first·t + slope·t²/2 have come.
         root = first * first + 2 * slope * number
-        moments.append(number / first if slope == 0 else (max(0.0, root) ** 0.5 - first) / slope)
+        moment = number / first if slope == 0 else (max(0.0, root) ** 0.5 - first) / slope
+        moments.append(min(moment, seconds))
     return tuple(moments)

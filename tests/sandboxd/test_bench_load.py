@@ -35,7 +35,9 @@ size_limit = 20
 backend = "fake"
 warm = 0
 """
-END_SECONDS = 30.0
+# Of a start of 0.02 s: a timer may be a little early.
+LEAST = 0.015
+END_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def test_a_daemon_tells_how_long_each_phase_of_a_start_took(address: str) -> Non
     told, listed, fork = asyncio.run(_told_of_starts(address))
     assert (told.name, told.ttl, told.start) == (listed.name, listed.ttl, listed.start)
     assert told.start is not None
-    assert told.start.start >= 0.02
+    assert told.start.start >= LEAST
     assert (told.start.attempts, told.start.retry, told.start.setup) == (1, 0.0, 0.0)
     assert told.expires is not None
     assert (told.ttl, told.expires > told.created) == (30.0, True)
@@ -127,8 +129,8 @@ def test_a_ramp_says_what_was_offered_and_served(address: str, tmp_path: Path) -
     assert sum(one["offered_per_s"] * 0.15 for one in windows) == pytest.approx(30)
     assert windows[0]["offered_per_s"] < windows[-1]["offered_per_s"]
     # From the moment at which each was to come.
-    assert found["ready_s"]["p50"] >= found["acquire_s"]["p50"] >= 0.02
-    assert found["phases"]["start"]["p50"] >= 0.02
+    assert found["ready_s"]["p50"] >= found["acquire_s"]["p50"] >= LEAST
+    assert found["phases"]["start"]["p50"] >= LEAST
 
 
 def test_faults_are_retried_and_objectives_set_the_exit_code(
