@@ -93,7 +93,9 @@ def lines(series: Sequence[Series], across: Axis, up: Axis) -> str:
 
 def stacked(rows: Sequence[tuple[str, dict[str, float]]], across: Axis) -> str:
     """A horizontal bar for each row, of parts in the order of the first row, with their legend."""
-    names = [name for name in rows[0][1] if any(parts.get(name) for _, parts in rows)] if rows else []
+    # A part has its colour whether or not others are there.
+    colours = {name: colour for colour, name in enumerate(rows[0][1])} if rows else {}
+    names = [name for name in colours if any(parts.get(name) for _, parts in rows)]
     if not names:
         return '<p class="none">nothing was measured</p>'
     height = TOP + BOTTOM + len(rows) * (BAR_HEIGHT + BAR_GAP + 14)
@@ -102,16 +104,16 @@ def stacked(rows: Sequence[tuple[str, dict[str, float]]], across: Axis) -> str:
         top = TOP + number * (BAR_HEIGHT + BAR_GAP + 14)
         drawn.append(f'<text class="label" x="4" y="{top + 11}">{escape(label)}</text>')
         begin = 0.0
-        for colour, name in enumerate(names):
+        for name in names:
             seconds = parts.get(name, 0.0)
             left, right = _wide(across, begin), _wide(across, begin + seconds)
             begin += seconds
             told = escape(f"{label}, {name}: {seconds:.3g} s")
             drawn.append(
-                f'<rect class="c{colour % COLOURS}" x="{left:.1f}" y="{top + 16}" height="{BAR_HEIGHT}"'
-                f' width="{max(0.0, right - left):.1f}"><title>{told}</title></rect>'
+                f'<rect class="c{colours[name] % COLOURS}" x="{left:.1f}" y="{top + 16}"'
+                f' height="{BAR_HEIGHT}" width="{max(0.0, right - left):.1f}"><title>{told}</title></rect>'
             )
-    return _legend((name, colour, False) for colour, name in enumerate(names)) + _svg(
+    return _legend((name, colours[name], False) for name in names) + _svg(
         height, "".join(drawn), across.label
     )
 

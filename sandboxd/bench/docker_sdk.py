@@ -17,7 +17,7 @@ from typing import Any
 import docker
 from docker.errors import DockerException
 
-from sandboxd.bench import phases
+from sandboxd.bench import load, phases
 from sandboxd.bench.plan import Visit
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import BARE, COMMAND
@@ -129,6 +129,7 @@ def burst(bare: Bare, count: int, hold: float = 0.0) -> Result:
     result.alive = len(result.samples.pop("look", []))
     result.more = {"phases": phases.summary(visits), "hold_s": hold, "retries": 0}
     result.more["success_rate"] = len(visits) / count
+    result.more["ready_over_time"] = load.ready_over_time(visits)
     result.leaked = {"containers": bare.remove_all()}
     return result
 

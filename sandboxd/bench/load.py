@@ -145,7 +145,7 @@ def note(load: Load, readings: Readings, result: Result) -> None:
     result.more["phases"] = phases.summary(visits)
     result.more["readings"] = readings.to_json()
     result.more["clients"] = load.shares.to_json()
-    result.more["ready_over_time"] = _ready_over_time(visits)
+    result.more["ready_over_time"] = ready_over_time(visits)
 
 
 def _timed(visits: list[Visit]) -> dict[str, list[float]]:
@@ -160,6 +160,7 @@ def _timed(visits: list[Visit]) -> dict[str, list[float]]:
     return samples
 
 
-def _ready_over_time(visits: list[Visit]) -> list[tuple[float, int]]:
+def ready_over_time(visits: list[Visit]) -> list[tuple[float, int]]:
+    """Moments, and how many had been served by then."""
     done = sorted(visit.done for visit in visits if visit.done is not None)
     return thinned([(moment, number) for number, moment in enumerate(done, 1)])

@@ -14,6 +14,8 @@ from sandboxd.bench.schema import Reading, Record
 from sandboxd.bench.style import STYLE
 
 Column = tuple[str, dict[str, Record]]
+# With the number of its column: each has one colour in all plots.
+Shown = tuple[int, str, Record]
 
 
 def measurement(record: Record) -> str:
@@ -42,7 +44,9 @@ def _page(title: str, compared: list[Column]) -> str:
     keys = list(dict.fromkeys(key for _, records in compared for key in records))
     sections = [_overview(compared, keys), _by_count(compared)]
     for key in keys:
-        there = [(name, records[key]) for name, records in compared if key in records]
+        there = [
+            (colour, name, records[key]) for colour, (name, records) in enumerate(compared) if key in records
+        ]
         sections.append(f"<section><h2>{escape(key)}</h2>{_plots(there)}{_details(there)}</section>")
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
@@ -123,14 +127,14 @@ def _by_count(compared: list[Column]) -> str:
     return f'<section><h2>As more ask at once</h2><div class="plots">{"".join(figures)}</div></section>'
 
 
-def _plots(there: list[tuple[str, Record]]) -> str:
+def _plots(there: list[Shown]) -> str:
     figures = [_figure("Distribution: percent that took so long at most", _distribution(there))]
-    over_time = [Series(name, _steps(record), n) for n, (name, record) in enumerate(there)]
+    over_time = [Series(name, _steps(record), colour) for colour, name, record in there]
     if any(series.points for series in over_time):
         figures.append(_figure("Ready over time", _lines(over_time, "seconds", "ready")))
     phases = [
         (name, {PHASE_MEANING[phase]: getattr(record.phases, phase).mean for phase in PHASES})
-        for name, record in there
+        for _, name, record in there
         if record.phases is not None
     ]
     if phases:
@@ -144,23 +148,23 @@ def _steps(record: Record) -> list[tuple[float, float]]:
     return [(0.0, 0.0), *points] if points else []
 
 
-def _distribution(there: list[tuple[str, Record]]) -> str:
+def _distribution(there: list[Shown]) -> str:
     """Of several runs of what they have in common; of one all that it has timed."""
     series = []
-    for number, (name, record) in enumerate(there):
+    for colour, name, record in there:
         curves = record.curves if len(there) == 1 else dict(list(record.curves.items())[:1])
         for offset, (timed, curve) in enumerate(curves.items()):
             points = [(seconds, percent) for percent, seconds in curve]
-            series.append(Series(timed if len(there) == 1 else f"{name}: {timed}", points, number + offset))
+            series.append(Series(timed if len(there) == 1 else f"{name}: {timed}", points, colour + offset))
     across = Axis.over("seconds", (x for one in series for x, _ in one.points), may_be_logarithmic=True)
     return charts.lines(series, across, Axis("percent", 0.0, 100.0))
 
 
-def _details(there: list[tuple[str, Record]]) -> str:
+def _details(there: list[Shown]) -> str:
     alone = " open" if len(there) == 1 else ""
     return "".join(
         f"<details{alone}><summary>{escape(name)}: pool, host, failures</summary>{_detail(record)}</details>"
-        for name, record in there
+        for _, name, record in there
     )
 
 
