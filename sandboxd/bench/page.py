@@ -9,7 +9,7 @@ from sandboxd.bench import charts
 from sandboxd.bench.charts import Axis, Series
 from sandboxd.bench.comparing import Run, columns
 from sandboxd.bench.phases import PHASES
-from sandboxd.bench.report import PHASE_MEANING
+from sandboxd.bench.report import PHASE_MEANING, busy_before
 from sandboxd.bench.schema import Reading, Record
 from sandboxd.bench.style import STYLE
 
@@ -181,6 +181,8 @@ def _detail(record: Record) -> str:
         served = Series("served", [(one.to_s, one.served_per_s) for one in windows], 1)
         parts.append(_figure("Callers a second", _lines([offered, served], "seconds", "a second")))
     if record.readings is not None:
+        if record.readings.before and (warning := busy_before(record.readings.before.host_cpu)):
+            parts.append(f"<p>{escape(warning)}.</p>")
         parts += [_readings_plots(record.readings.timeline), _readings_table(record)]
     if record.failures:
         parts.append(f"<ul>{''.join(f'<li>{escape(failure)}</li>' for failure in record.failures)}</ul>")

@@ -35,6 +35,8 @@ PHASE_MEANING = {
 }
 SHOWN = ("p50", "p90", "p99", "max")
 GIGABYTE = 1e9
+# Of all processors: with less of them taken by others a measurement is the daemon's own.
+BUSY_BEFORE = 0.3
 # Tables are cut to a terminal; a file or a pipe has room.
 PIPE_COLUMNS = 160
 
@@ -48,6 +50,15 @@ def console() -> Console:
 def say(text: str) -> None:
     """One line to standard output."""
     console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def busy_before(host_cpu: float) -> str:
+    """A warning where others had the host's processors before the load began; empty where they had not."""
+    if host_cpu < BUSY_BEFORE:
+        return ""
+    return (
+        f"the host was busy to {host_cpu:.0%} before the load began: other work has a part in these figures"
+    )
 
 
 def show(result: Result) -> None:
@@ -83,6 +94,9 @@ def _show_one(result: Result) -> None:
         _print(_windows(offered["windows"]))
     if more.get("readings") is not None:
         _print(_readings(more["readings"]))
+        before = more["readings"]["before"]
+        if before is not None and (warning := busy_before(before["host_cpu"])):
+            say(warning)
     if (clients := more.get("clients")) is not None:
         say(clients["verdict"])
 

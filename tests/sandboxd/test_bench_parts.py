@@ -17,6 +17,7 @@ from sandboxd.bench.client_limit import Shares
 from sandboxd.bench.comparing import Run, read
 from sandboxd.bench.plan import Plan, Visit
 from sandboxd.bench.readings import thinned
+from sandboxd.bench.report import busy_before
 from sandboxd.bench.result import Result, curve, quantiles
 from sandboxd.bench.session import Target
 from sandboxd.bench.sweep import parse_targets
@@ -311,3 +312,8 @@ def test_an_axis_holds_its_values_between_its_ends(values: list[float]) -> None:
         ticks = axis.ticks()
         assert ticks == sorted(set(ticks))
         assert 1 <= len(ticks) <= 30
+
+
+def test_work_of_others_is_said() -> None:
+    assert busy_before(0.1) == ""
+    assert "busy to 80% before the load" in busy_before(0.8)
