@@ -64,6 +64,7 @@ def _sweep(shapes: Any) -> None:
     _running(sweep)
     _clients(sweep)
     _output(sweep)
+    sweep.set_defaults(run=_late("sweep"))
 
 
 def _ramp(shapes: Any) -> None:
@@ -177,7 +178,6 @@ def _output(shape: Any) -> None:
         metavar="TERMS",
         help='what must hold, as in "p99_ready<2s,failed=0": sets the exit code',
     )
-    shape.set_defaults(run=_late(shape.prog.split()[-1]))
 
 
 def _count(shape: Any, option: str, default: int, about: str) -> None:

@@ -224,6 +224,10 @@ def _check(arguments: argparse.Namespace, *counts: str, **least: float) -> None:
         value = getattr(arguments, name)
         if not bound <= value < float("inf"):
             raise ConfigError(f"--{name.replace('_', '-')} {value:g}: must be at least {bound:g}")
+    for option, path in (("--json", arguments.json), ("--html", arguments.html)):
+        # Now, and not when all is measured.
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{option} {path}: there is no directory {path.parent}")
     clients = getattr(arguments, "clients", 1)
     if not 1 <= clients <= CLIENTS_MOST:
         raise ConfigError(f"--clients {clients}: must be from 1 to {CLIENTS_MOST}")
