@@ -215,7 +215,7 @@ class Relay:
         self.cut()
         self._server.close()
         self.go_on()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while self._writers:
                 await asyncio.sleep(0.01)
         self._socket.unlink()
