@@ -31,6 +31,8 @@ CODES: dict[type[errors.SandboxdError], grpc.StatusCode] = {
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.Internal: grpc.StatusCode.INTERNAL,
 }
+# What gRPC itself tells of a call whose connection broke under a message that it was sending.
+UNSENT = "Internal error from Core"
 CLASSES = {error.reason: error for error in CODES}
 # Proto numbers of the canonical codes, since grpc.StatusCode carries them as (number, name).
 _NUMBERS = {code: code_pb2.Code.Value(code.name) for code in CODES.values()}
@@ -119,6 +121,8 @@ def _foreign(code: grpc.StatusCode, message: str) -> errors.SandboxdError:
         case grpc.StatusCode.CANCELLED:
             # Not by this side, which would hear of it as a cancellation.
             return errors.BackendUnavailable("the call was cut off: the daemon is ending")
+        case grpc.StatusCode.INTERNAL if message == UNSENT:
+            return errors.BackendUnavailable("the connection broke while a message was sent")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.AcquireTimedOut(f"no answer in time: {message}")
         case _:
