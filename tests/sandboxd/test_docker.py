@@ -101,9 +101,9 @@ async def test_only_the_engine_asks_for_the_end(backend: DockerBackend, template
         lost = asyncio.create_task(box.wait_lost())
         begin = time.monotonic()
         async with engine() as host:
-            await host.call(lambda api: api.stop(backend._name("one"), timeout=20))
+            await host.call(lambda api: api.stop(backend._name("one"), timeout=60))
         assert await asyncio.wait_for(lost, 20) == "its first process ended with status 0"
-        assert time.monotonic() - begin < 10, "it was not killed: it ended as it was asked to"
+        assert time.monotonic() - begin < 40, "it was not killed: it ended as it was asked to"
 
 
 async def test_no_command_escapes_its_end(backend: DockerBackend, template: Template) -> None:

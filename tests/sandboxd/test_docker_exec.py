@@ -17,7 +17,7 @@ from tests.sandboxd.docker_kit import docker_backend, engine, pieces, run, sandb
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 # The Engine keeps a stream open for 2 s when a background child does; a bound for slow machines.
-ENGINE_GRACE_SECONDS = 10.0
+ENGINE_GRACE_SECONDS = 30.0
 
 
 @pytest.fixture
