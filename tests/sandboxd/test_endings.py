@@ -139,6 +139,9 @@ class Cell:
         self._box: Box | None = None
         self.relay = Relay(served.directory / f"{phase}-{ending}.sock", served.address)
 
+    def __repr__(self) -> str:
+        return f"<the cell {self._marker}>"
+
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Cell]:
         self.before = await self._counts()
