@@ -306,13 +306,9 @@ class Daemons:
     async def of(self, backend: str, fault: str) -> Served:
         if (backend, fault) not in self._served:
             directory = self._directories("e")
-            served = Served(directory, settings(str(directory), backend, fault))
-            self._served[backend, fault] = served
-            cells = [
-                (phase, ending)
-                for phase, ending in ROWS
-                if phase is not None and phase.fault == fault and backend in phase.backends
-            ]
+            text = settings(str(directory), backend, fault)
+            served = self._served[backend, fault] = Served(directory, text)
+            cells = [row for row in ROWS if row[0] and row[0].fault == fault and backend in row[0].backends]
             self._ended[backend, fault] = await played(served, cells)
         return self._served[backend, fault]
 
