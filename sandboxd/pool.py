@@ -120,6 +120,10 @@ class Pool:
             refusal = self._fleet.availability.refusal
             if refusal is not None and len(self._ledger.warm) < claim.count:
                 raise again(refusal)
+            if granted := self._fleet.grant_at_once(claim.count):
+                self._begin(granted, lease)
+                self._fleet.leased(len(granted))
+                return [sandbox.id for sandbox in granted]
             waiter = self._waiters.join(lease, claim)
             self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
             self._fleet.pump()
@@ -169,10 +173,13 @@ class Pool:
 
     def granted(self, ticket: int, sandboxes: Sequence[Sandbox]) -> None:
         """The fleet's word that a waiter's sandboxes are there."""
+        self._begin(sandboxes, self._waiters.lease(ticket))
+        self._waiters.granted(ticket, sandboxes)
+
+    def _begin(self, sandboxes: Sequence[Sandbox], lease: Lease) -> None:
         for sandbox in sandboxes:
             sandbox.gang = len(sandboxes)
-            self._leasing.begin(sandbox, self._waiters.lease(ticket), self._options.default_ttl)
-        self._waiters.granted(ticket, sandboxes)
+            self._leasing.begin(sandbox, lease, self._options.default_ttl)
 
     def forked(self, sandbox: Sandbox, lease: Lease) -> None:
         """The fleet's word that a fork runs."""
