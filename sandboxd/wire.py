@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from google.protobuf import duration_pb2, timestamp_pb2
@@ -46,6 +45,9 @@ FILES_AT_ONCE, NAMES_AT_ONCE_BYTES = 1000, 1 << 19
 # What a timestamp can say, in seconds since 1970: the years 1 to 9999.
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 RUN_OUTPUT_LIMIT_BYTES = 1 << 20
+
+# Says nothing more, so one does for all; who is given it leaves it as it is.
+STARTED = pb.ExecCommandResponse(started=pb.CommandStarted())
 
 Entry = TypeVar("Entry")
 
@@ -129,7 +131,10 @@ def image_name(request: pb.SnapshotSandboxRequest) -> str:
     return request.image
 
 
-def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Command:
+def command(
+    request: pb.ExecCommandRequest, *, interactive: bool = False, resumable: bool = False
+) -> Command:
+    """`resumable`: its id is the request's `resume_id`."""
     if not request.argv:
         raise InvalidRequest("argv is empty: name the program to run")
     if not request.argv[0]:
@@ -144,7 +149,7 @@ def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Com
     for entry in request.env:
         if not entry.name or b"=" in entry.name or b"\0" in entry.name + entry.value:
             raise InvalidRequest(f"environment name {entry.name!r} is not one that a program can see")
-    if any(b"\0" in word for word in (*request.argv, request.cwd)):
+    if b"\0" in b"".join((*request.argv, request.cwd)):
         raise InvalidRequest("argv and cwd cannot contain a zero byte")
     if request.output_limit_bytes < 0:
         raise InvalidRequest(f"output_limit_bytes = {request.output_limit_bytes} must not be negative")
@@ -154,6 +159,7 @@ def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Com
         )
     if request.output_tail_bytes and not request.output_limit_bytes:
         raise InvalidRequest("output_tail_bytes needs output_limit_bytes: without a limit nothing is dropped")
+    name = request.resume_id if resumable else request.command_id
     return Command(
         argv=tuple(request.argv),
         cwd=request.cwd or None,
@@ -164,8 +170,9 @@ def command(request: pb.ExecCommandRequest, *, interactive: bool = False) -> Com
         output_tail=request.output_tail_bytes,
         terminal=terminal_size(request.terminal) if request.HasField("terminal") else None,
         interactive=interactive,
-        id=command_id(request.command_id) if request.command_id else "",
+        id=command_id(name) if name else "",
         detached=request.detached,
+        resumable=resumable,
     )
 
 
@@ -176,12 +183,9 @@ def bounded_command(request: pb.ExecCommandRequest) -> Command:
             f"output_limit_bytes = {request.output_limit_bytes} must be from 1 to {RUN_OUTPUT_LIMIT_BYTES}"
             " for RunCommand; ExecCommand takes more, or none"
         )
-    bounded = command(request)
-    if not request.resume_id:
-        return bounded
-    if request.command_id:
+    if request.resume_id and request.command_id:
         raise InvalidRequest("resume_id takes the place of command_id: leave one of them out")
-    return replace(bounded, id=command_id(request.resume_id), resumable=True)
+    return command(request, resumable=bool(request.resume_id))
 
 
 def command_id(value: str) -> str:
@@ -248,15 +252,17 @@ def page(entries: Sequence[Entry], size: int, token: str) -> tuple[Sequence[Entr
 
 
 def duration(value: float) -> duration_pb2.Duration:
-    result = duration_pb2.Duration()
-    result.FromNanoseconds(int(value * 1e9))
-    return result
+    return duration_pb2.Duration(**_parts(value))
 
 
 def timestamp(value: float) -> timestamp_pb2.Timestamp:
-    result = timestamp_pb2.Timestamp()
-    result.FromNanoseconds(int(value * 1e9))
-    return result
+    return timestamp_pb2.Timestamp(**_parts(value))
+
+
+def _parts(value: float) -> dict[str, int]:
+    """Without FromNanoseconds, which does the same in five times as long."""
+    whole, nanos = divmod(int(value * 1e9), 1_000_000_000)
+    return {"seconds": whole, "nanos": nanos}
 
 
 def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbox:
@@ -315,7 +321,7 @@ def _kept(value: Kept) -> pb.KeptOutput:
 def event(value: Event) -> pb.ExecCommandResponse:
     match value:
         case Started():
-            return pb.ExecCommandResponse(started=pb.CommandStarted())
+            return STARTED
         case Stdout(data, offset):
             return pb.ExecCommandResponse(stdout=pb.CommandOutput(offset=offset, data=data))
         case Stderr(data, offset):
