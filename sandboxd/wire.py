@@ -131,9 +131,7 @@ def image_name(request: pb.SnapshotSandboxRequest) -> str:
     return request.image
 
 
-def command(
-    request: pb.ExecCommandRequest, *, interactive: bool = False, resumable: bool = False
-) -> Command:
+def command(request: pb.ExecCommandRequest, *, interactive: bool = False, resumable: bool = False) -> Command:
     """`resumable`: its id is the request's `resume_id`."""
     if not request.argv:
         raise InvalidRequest("argv is empty: name the program to run")
