@@ -31,6 +31,7 @@ from sandboxd.doctor.facts import Facts
 from sandboxd.doctor.reading import read
 from sandboxd.errors import InvalidRequest, SandboxdError
 from sandboxd.health_checks import HealthChecks
+from sandboxd.heap import keep_freed
 from sandboxd.journal_file import JournalFile
 from sandboxd.lifetime import Tasks
 from sandboxd.pool_service import PoolService
@@ -310,6 +311,7 @@ async def serve(config: Config, control: Control, *, ready: Callable[[list[str]]
     Calls `ready` with the addresses once calls are taken.
     """
     raise_limits()
+    keep_freed()
     stop, on_terminal = asyncio.Event(), _has_terminal()
     loop = asyncio.get_running_loop()
 
