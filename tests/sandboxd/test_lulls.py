@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sandboxd.alarm import Lull
+from sandboxd.errors import QueueFull
 from sandboxd.leases import Lease
 from sandboxd.queueing import Claim
 
@@ -95,3 +96,10 @@ async def test_nobody_passes_one_who_waits(rig: OpenRig) -> None:
         assert not one.done()
         one.cancel()
         await asyncio.wait([one])
+
+
+async def test_where_nobody_may_wait_who_need_not_is_served(rig: OpenRig) -> None:
+    async with rig(warm=1, size=1, waiting=0) as r:
+        await r.pool.acquire()
+        with pytest.raises(QueueFull):
+            await r.pool.acquire()
