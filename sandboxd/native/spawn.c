@@ -206,7 +206,7 @@ static bool is_stopped(pid_t pid) {
 
 /* Waits until the child has a memory of its own: `heard` ends when its program begins, or when it has ended.
  * Returns 0, or why there is no program. A command may stop every process in the sandbox, a child on its way
- * among them, and this one must not wait for it for ever; for one that merely waits for a processor it does. */
+ * among them, and this one must not wait for it for ever; for one that only waits for a processor it does. */
 static int follow(pid_t pid, int heard) {
     struct pollfd end = {.fd = heard, .events = POLLIN};
     int why = 0;
