@@ -1,4 +1,4 @@
-"""The command line of the loop: `python -m rl train [CONFIG]`, `eval --task FAMILY` and `report RUN`."""
+"""The command line of the loop: `python -m rl train [CONFIG]`, `eval --task FAMILY`, `report RUN`, `bench`"""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from rl import eval_command, processes
+from rl.bench import command as bench_command
 from rl.comparison import write_comparison
 from rl.config import Config, load
 from rl.errors import ConfigError, RlError
@@ -59,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint")
     train.add_argument("--runs-dir", type=Path, help="where runs are kept (default: runs)")
     eval_command.add_parser(commands)
+    bench_command.add_parser(commands)
     report = commands.add_parser("report", help="write a run's report.html again, or compare several runs")
     report.add_argument("run", type=Path, nargs="+", help="directory of a run; several are put side by side")
     return top
@@ -142,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs = arguments.run
             print(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs))
             return OK
+        if arguments.command == "bench":
+            return OK if bench_command.bench(arguments, Console(highlight=False)) else FAILED
         return evaluate(arguments) if arguments.command == "eval" else train(arguments, began)
     except USER_ERRORS as error:
         print(f"rl: {_line(error)}", file=sys.stderr)

@@ -32,11 +32,15 @@ class Ready:
 
 @dataclass(slots=True)
 class _Running:
-    """A group that is being played: `scored` of its attempts have a verdict; `end` ends it with those."""
+    """A group that is being played: `scored` of its attempts have a verdict; `end` ends it with those.
+
+    Before it has `begun` no weights have sampled any of it, and `version` is that of its admission.
+    """
 
     task: Task
     version: int
     end: Callable[[], None]
+    begun: bool = False
     scored: int = 0
     ended: bool = False
 
@@ -118,6 +122,13 @@ class GroupBuffer:
         self._running[ticket] = _Running(task, version, end)
         return ticket
 
+    def note_begun(self, ticket: int, version: int) -> None:
+        """The first attempt of a group begins under weights `version`; nothing for the others."""
+        running = self._running[ticket]
+        if not running.begun:
+            running.begun, running.version = True, version
+            self._signal()
+
     def note_scored(self, ticket: int, count: int) -> None:
         """So many attempts of a running group have a verdict by now."""
         self._running[ticket].scored = count
@@ -149,11 +160,11 @@ class GroupBuffer:
         """
         stale: list[Ready] = []
         while True:
-            stale += self._evict(version)
-            chosen = self._policy.select(self._standing(), version)
+            stale += self._evict(version, version)
+            chosen = self._policy.select(self._standing(version), version)
             if chosen is not None:
                 batch = self._begin_training(chosen)
-                return Taken(batch, stale + self._evict(version + 1))
+                return Taken(batch, stale + self._evict(version, version + 1))
             if self._closed and not self._running:
                 raise Exhausted(f"the tasks have run out with {self!r}")
             await self._change()
@@ -174,9 +185,10 @@ class GroupBuffer:
         self._closed = True
         self._signal()
 
-    def _evict(self, version: int) -> list[Ready]:
+    def _evict(self, live: int, version: int) -> list[Ready]:
+        """Ends what may not be trained on weights `version` while `live` ones sample."""
         stale = []
-        for ticket in self._policy.evict(self._standing(), version):
+        for ticket in self._policy.evict(self._standing(live), version):
             if ticket in self._ready:
                 stale.append(self._ready[ticket])
                 self.drop(ticket, "stale")
@@ -190,9 +202,13 @@ class GroupBuffer:
         self._training |= {ready.ticket: ready.group.task for ready in batch}
         return batch
 
-    def _standing(self) -> Standing:
+    def _standing(self, live: int = 0) -> Standing:
+        """What has not begun can begin under `live` weights at the earliest."""
         return Standing(
-            [Candidate(ticket, each.version, each.scored) for ticket, each in self._running.items()],
+            [
+                Candidate(ticket, each.version if each.begun else max(each.version, live), each.scored)
+                for ticket, each in self._running.items()
+            ],
             [Candidate(ticket, each.oldest_version) for ticket, each in self._ready.items()],
             len(self._training) + len(self._trained),
         )

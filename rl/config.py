@@ -103,7 +103,7 @@ class QueueConfig(_Section):
     """What enters the queue between rollouts and trainer, in which order it leaves, what is given up."""
 
     policy: PolicyName = "windowed"
-    """`in_order`, `windowed` or `drop_late`; docs/rl.md has the table."""
+    """How it is kept; docs/rl.md has the table."""
     spare_groups: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Groups started beyond those that can all be trained; the slowest are given up."""
     spare_samples: Annotated[int, Field(ge=0, le=1024)] = 0

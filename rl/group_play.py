@@ -41,8 +41,11 @@ class GroupPlay:
         self.ended = True
         self._cut("late")
 
-    async def run(self, on_scored: Callable[[int], None]) -> list[Played]:
-        """All attempts. `on_scored` hears how many have a verdict, whenever one more has."""
+    async def run(self, on_begin: Callable[[], None], on_scored: Callable[[int], None]) -> list[Played]:
+        """All attempts. `on_begin` is called when each begins, for which it may have to wait until others
+        have ended; `on_scored` hears how many have a verdict, whenever one more has."""
+        for cut in self._cuts:
+            cut.on_begin = on_begin
         async with asyncio.TaskGroup() as members:
             jobs = [members.create_task(self._play(cut, on_scored)) for cut in self._cuts]
         return [job.result() for job in jobs]

@@ -35,13 +35,18 @@ class LengthBias:
         return self.late_count / max(self.trained_count + self.late_count, 1)
 
     @property
+    def trained_mean(self) -> float:
+        """Mean tokens of a trained episode; 0 before the first."""
+        return self._trained_tokens / max(self.trained_count, 1)
+
+    @property
     def bias(self) -> float:
         """Mean tokens of a trained episode, relative to one that was trained or late, minus 1; 0 for none."""
         count = self.trained_count + self.late_count
         everything = self._trained_tokens + self._late_tokens
         if not self.trained_count or not everything:
             return 0.0
-        return (self._trained_tokens / self.trained_count) / (everything / count) - 1.0
+        return self.trained_mean / (everything / count) - 1.0
 
     def row(self) -> dict[str, float]:
         """As it goes into a step's row; nothing while nothing was late."""

@@ -186,7 +186,10 @@ class Loop:
         sandboxes, the episode time limit, the policy. Produces: a group in the buffer, or a dropped one.
         """
         task, buffer = play.task, self._parts.buffer
-        members = await play.run(lambda count: buffer.note_scored(ticket, count))
+        members = await play.run(
+            lambda: buffer.note_begun(ticket, self._parts.publisher.version),
+            lambda count: buffer.note_scored(ticket, count),
+        )
         group = play.group(members)
         self._members[ticket] = members
         if not (again and task.key in self._observed):

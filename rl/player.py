@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,9 +32,13 @@ class Played:
 
 
 class Cut:
-    """Ends one attempt early, wherever it is; nothing once the attempt has ended. For one attempt only."""
+    """Ends one attempt early, wherever it is; nothing once the attempt has ended. For one attempt only.
+
+    `on_begin` is called when its turn has come and it begins.
+    """
 
     def __init__(self) -> None:
+        self.on_begin: Callable[[], None] | None = None
         self.reason = ""
         """Why it was ended; empty while it was not."""
         self._scope: asyncio.Timeout | None = None
@@ -85,6 +89,8 @@ class Player:
             async with cut.scope(), self._permits:
                 account = self.ledger.open()
                 self.running += 1
+                if cut.on_begin is not None:
+                    cut.on_begin()
                 try:
                     async with asyncio.timeout(self._episode_seconds):
                         episode = await self._rollout.run(task)

@@ -73,7 +73,7 @@ LAYERS = [
     {"sandboxd.lines", "sandboxd.stopwatch"},
     {"sandboxd.types", "sandboxd.errors"},
 ]
-PUBLIC = {"sandboxd", "sandboxd.client", "sandboxd.errors", "sandboxd.child"}
+PUBLIC = {"sandboxd", "sandboxd.client", "sandboxd.errors", "sandboxd.child", "sandboxd.simulation"}
 
 
 def _layer(name: str) -> int | None:
