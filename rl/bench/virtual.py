@@ -51,6 +51,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
 
+async def elapse(seconds: float) -> None:
+    """Lets virtual time pass. Raises RuntimeError where time is real."""
+    if not isinstance(asyncio.get_running_loop(), VirtualLoop):
+        raise RuntimeError(f"{seconds:g} s would really pass here: run this with run_virtual")
+    await asyncio.sleep(seconds)
+
+
 def run_virtual(work: Coroutine[Any, Any, Result]) -> Result:
     """What `work` returns, run in virtual time. Raises Stalled."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

@@ -10,7 +10,7 @@ import pytest
 
 from rl.bench.engine import SimulatedEngine, Speed
 from rl.bench.episodes import Episodes, MarkedBytes, Simulated
-from rl.bench.virtual import Stalled, run_virtual
+from rl.bench.virtual import Stalled, elapse, run_virtual
 from rl.dialogue import Dialogue
 from rl.generator import Generation, Sampling
 from rl.tasks import TaskSource
@@ -24,7 +24,7 @@ def test_hours_pass_in_no_time_and_in_order() -> None:
     seen: list[tuple[str, float]] = []
 
     async def nap(name: str, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await elapse(seconds)
         seen.append((name, asyncio.get_running_loop().time()))
 
     async def body() -> None:
@@ -46,8 +46,13 @@ def test_what_would_wait_for_ever_is_told_so() -> None:
 
 
 async def _stall() -> None:
-    await asyncio.sleep(3.0)
+    await elapse(3.0)
     await asyncio.Event().wait()
+
+
+def test_time_that_would_really_pass_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="5 s would really pass here"):
+        asyncio.run(elapse(5.0))
 
 
 def test_work_for_threads_is_done_at_once_and_its_errors_come_out() -> None:
@@ -93,7 +98,7 @@ def test_a_request_that_is_cancelled_leaves_its_share_to_the_others() -> None:
         async with asyncio.TaskGroup() as tasks:
             kept = tasks.create_task(timed(made, first))
             given_up = tasks.create_task(timed(made, second))
-            await asyncio.sleep(10.0)
+            await elapse(10.0)
             given_up.cancel()
         assert made.stats().running == 0
         return kept.result()[0]
@@ -106,7 +111,7 @@ def test_an_update_pauses_and_splits_the_versions_where_it_came() -> None:
         made = engine(Speed(capacity=10.0, stream_rate=10.0, update_seconds=2.0))
         async with asyncio.TaskGroup() as tasks:
             job = tasks.create_task(timed(made, contexts(1)[0]))
-            await asyncio.sleep(3.0)
+            await elapse(3.0)
             await made.update_weights(NOWHERE, 1)
         when, generation = job.result()
         assert when == pytest.approx(12.0)
