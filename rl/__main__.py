@@ -109,6 +109,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def bench(arguments: argparse.Namespace) -> int:
+    try:
+        return OK if bench_command.bench(arguments, Console(highlight=False)) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
 async def interruptible(work: Coroutine[Any, Any, Result], progress: Progress) -> Result:
     """Runs until done, or until the first SIGINT or SIGTERM cancels it; then nothing lasts over 10 s.
 
@@ -145,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs))
             return OK
         if arguments.command == "bench":
-            return OK if bench_command.bench(arguments, Console(highlight=False)) else FAILED
+            return bench(arguments)
         return evaluate(arguments) if arguments.command == "eval" else train(arguments, began)
     except USER_ERRORS as error:
         print(f"rl: {_line(error)}", file=sys.stderr)

@@ -12,7 +12,6 @@ from rl.ledger import Fate
 from rl.length_bias import LengthBias
 from rl.loop import Plan
 from rl.policies import QueueRules
-from rl.types import Batch
 from tests.rl.harness import AddingSandboxes, Rig
 from tests.rl.test_loop import closed
 
@@ -20,20 +19,20 @@ PLAN = Plan(steps=4, groups_per_batch=2, samples_per_group=4)
 
 
 class Stragglers:
-    """Of every `every` requests for a turn one waits until `let_go`; the others go on at once."""
+    """Of every `every` requests for a turn one waits, until there were `until` of them; the others go on."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, until: int = 10**9) -> None:
         self._opened, self._closed = asyncio.Event(), asyncio.Event()
         self._opened.set()
         self._every = every
         self._number = 0
+        self._until = until
 
     def gate(self) -> asyncio.Event:
         self._number += 1
+        if self._number >= self._until:
+            self._closed.set()
         return self._closed if self._number % self._every == 0 else self._opened
-
-    def let_go(self) -> None:
-        self._closed.set()
 
 
 def test_spare_attempts_stand_in_for_stragglers(tmp_path: Path) -> None:
@@ -133,12 +132,8 @@ def test_in_order_trains_tasks_as_they_were_given_out(tmp_path: Path, seed: int)
 
 @pytest.mark.parametrize("rules", [QueueRules("in_order"), QueueRules(), QueueRules("drop_late")])
 def test_in_each_policy_the_bound_holds_and_the_books_close(tmp_path: Path, rules: QueueRules) -> None:
-    stragglers = Stragglers(10)
-
-    def let_go(batch: Batch) -> None:
-        stragglers.let_go()
-
-    rig = Rig(tmp_path, plan=PLAN, rules=rules, gate=stragglers.gate, before_step=let_go, episode_seconds=0.2)
+    gate = Stragglers(10, until=16).gate
+    rig = Rig(tmp_path, plan=PLAN, rules=rules, gate=gate, episode_seconds=1000.0)
     run_within(rig)
     assert rig.loop.step == 4
     assert max(row["off_policy/max"] for row in rig.rows) <= 1
