@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rl.bench.arms import ARMS, SEEDS, Arm, Cell, World, cells, worlds
+from rl.bench.arms import ARMS, SEEDS, STREAMS, Arm, Cell, World, cells, worlds
 from rl.bench.cell import Outcome
 from rl.bench.memory import LONG_TOKENS, Memory, measure_memory
 from rl.bench.report import tables
@@ -42,6 +42,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--steps", type=int, help=f"of each run (default {STEPS}, or {QUICK_STEPS})")
     parser.add_argument("--seed", type=int, default=0, help="of all chance; the same gives the same figures")
+    parser.add_argument(
+        "--streams", type=int, default=STREAMS, help=f"requests that fill the generator (default {STREAMS})"
+    )
     parser.add_argument("--processes", type=int, help="runs at once (default: one for each core)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture, as PNG")
@@ -82,10 +85,12 @@ def _sweep(arguments: argparse.Namespace, console: Console) -> list[Outcome]:
     steps = arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     if steps < 8:
         raise ConfigError(f"--steps = {steps}: at least 8, for the first fill the queue and do not count")
+    if arguments.streams < 1:
+        raise ConfigError(f"--streams = {arguments.streams}: at least one request must fill the generator")
     every = cells(
         worlds(full=arguments.full, quick=arguments.quick),
         _arms(arguments),
-        Cell(ARMS[0], World(), steps, arguments.seed),
+        Cell(ARMS[0], World(), steps, arguments.seed, arguments.streams),
         seeds=1 if arguments.quick else SEEDS,
     )
 

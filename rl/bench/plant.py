@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl.bench.arms import (
-    CONCURRENT,
     FULL_BATCH_SECONDS,
     GROUPS,
     MEAN_TOKENS,
     SAMPLES,
     SANDBOXES,
-    STREAMS,
     TAILS,
     UPDATE_SECONDS,
     Cell,
@@ -100,7 +98,7 @@ async def plant(
     batch_tokens = GROUPS * SAMPLES * episode.mean_tokens
     capacity = batch_tokens / FULL_BATCH_SECONDS
     episodes = Episodes(episode.mean_tokens, spread, cell.seed, hang_every=episode.hang_every)
-    engine = SimulatedEngine(Speed(capacity, capacity / STREAMS, UPDATE_SECONDS), episodes)
+    engine = SimulatedEngine(Speed(capacity, capacity / cell.streams, UPDATE_SECONDS), episodes)
     trainer = SimulatedTrainer(cell.world.train_seconds / batch_tokens)
     ledger, source, rows = Ledger(), TaskSource([Simulated(spread)]), list[Row]()
 
@@ -124,7 +122,7 @@ async def plant(
             )
             parts = Parts(
                 curriculum=SolveRateBands(source, list(source.families), seed=cell.seed),
-                player=Player(rollout, ledger, concurrent=CONCURRENT, episode_seconds=episode.seconds),
+                player=Player(rollout, ledger, concurrent=cell.streams, episode_seconds=episode.seconds),
                 buffer=GroupBuffer(build_policy(cell.arm.rules, cell.arm.bound, GROUPS)),
                 trainer=trainer,
                 publisher=Publisher(trainer, engine, model, weights),

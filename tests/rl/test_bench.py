@@ -139,7 +139,7 @@ def test_the_command_writes_its_figures(tmp_path: Path) -> None:
     assert "books" in console.export_text()
 
 
-@pytest.mark.parametrize("wrong", [["--steps", "3"], ["--memory", "0"]])
+@pytest.mark.parametrize("wrong", [["--steps", "3"], ["--memory", "0"], ["--streams", "0"]])
 def test_what_makes_no_sense_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *wrong]) == 2
     assert capsys.readouterr().err.count("\n") == 1
