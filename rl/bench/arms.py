@@ -16,7 +16,7 @@ FULL_BATCH_SECONDS = 10.0
 """What the generator takes for the tokens of a batch while it is full."""
 STREAMS = 8
 """So many requests fill the generator, which plays a batch in 8 turns: as with 512 rollouts of a 7B model on
-one H100 (5.8K tokens/s in all, some 90 for one). vLLM on two cores is filled by 20 of 48 to 64: `--streams`."""
+one H100 (5.8K tokens/s in all, some 90 for one). On two cores vLLM is filled by 20 of 64: `--streams`."""
 UPDATE_SECONDS = 0.15
 SPARE_SAMPLES, SPARE_GROUPS = 2, 2
 LATE_MIN_SAMPLES = 6

@@ -14,7 +14,7 @@ from rl.bench.cell import Outcome
 from rl.charts import COLOURS
 
 ROWS: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
-    ("speed over sync", lambda each: each.speedup),
+    ("tokens trained, over sync", lambda each: each.speedup_tokens),
     ("trainer waits", lambda each: each.wait_ratio),
     ("length bias", lambda each: each.length_bias),
 )

@@ -9,7 +9,7 @@ from rich.table import Table
 from rl.bench.cell import Outcome
 
 COLUMNS = (
-    "arm", "step s", "x sync", "wait", "gen idle", "gen use", "stale mean", "max", "length bias", "late",
+    "arm", "step s", "steps x", "tokens x", "wait", "gen idle", "gen use", "stale mean", "max", "length bias", "late",
     "books", "discarded attempts",
 )  # fmt: skip
 
@@ -37,6 +37,7 @@ def _cells(each: Outcome) -> tuple[str, ...]:
         each.arm,
         f"{each.step_seconds:.2f}",
         f"{each.speedup:.2f}" if each.speedup else "-",
+        f"{each.speedup_tokens:.2f}" if each.speedup else "-",
         f"{each.wait_ratio:.1%}",
         f"{each.generator_idle:.0%}",
         f"{each.generator_use:.0%}",
