@@ -9,8 +9,8 @@ from rich.table import Table
 from rl.bench.cell import Outcome
 
 COLUMNS = (
-    "arm", "step s", "steps x", "tokens x", "wait", "gen idle", "gen use", "stale mean", "max", "length bias", "late",
-    "books", "discarded attempts",
+    "arm", "step s", "steps x", "tokens x", "wait", "gen idle", "gen use", "stale mean", "max", "length bias",
+    "late", "books", "discarded attempts",
 )  # fmt: skip
 
 
