@@ -49,6 +49,8 @@ def _lines(
 ) -> None:
     for number, arm in enumerate(ARMS):
         found = [each for each in outcomes if each.arm == arm.name]
+        if value is ROWS[0][1]:
+            found = [each for each in found if each.speedup]
         places = [list(SANDBOXES).index(each.sandboxes) if by_boxes else each.rate for each in found]
         points = sorted(zip(places, map(value, found), strict=True))
         axes.plot(
