@@ -258,7 +258,7 @@ class Loop:
                 self._count_stale()
             ready = parts.clock()
             row = {"buffer/depth": float(depth), "buffer/ready": float(parts.buffer.depth + len(taken.batch))}
-            row["buffer/bytes"] = float(parts.buffer.bytes)
+            row["buffer/bytes"] = float(parts.buffer.bytes + sum(each.group.bytes for each in taken.batch))
             row |= _staleness_row(taken.batch, version)
             report = await self._step(taken.batch)
             trained = parts.clock()

@@ -26,7 +26,7 @@ ARM = next(arm for arm in ARMS if arm.name == "async-1")
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Of a run of so many episodes: resident MiB at the end of its first third and at its end, the most MiB
-    that finished groups took in the queue, and what all sampled tokens would have taken together."""
+    that finished groups took when a step began, and what all sampled tokens would have taken together."""
 
     episodes: int
     tokens: int

@@ -22,7 +22,7 @@ from rl.bench.verdicts import verdicts
 from rl.bench.virtual import run_virtual
 
 STEPS = 8
-CHOSEN = ("sync", "one-step-off", "async-1", "async-4", "drop-late", "redundancy", "oversampling")
+CHOSEN = ("sync", "async-1", "async-4", "drop-late")
 BY_NAME = {arm.name: arm for arm in ARMS}
 
 
@@ -49,11 +49,10 @@ def test_asynchrony_is_faster_and_only_those_who_give_up_are_biased(outcomes: li
     assert found["sync"].speedup == 1.0
     assert found["sync"].wait_ratio > found["async-1"].wait_ratio > found["async-4"].wait_ratio
     assert found["async-4"].speedup > found["async-1"].speedup > 1.2
-    for name in ("sync", "one-step-off", "async-1", "async-4"):
+    for name in ("sync", "async-1", "async-4"):
         assert found[name].late_share == 0.0
-    for name in ("drop-late", "redundancy", "oversampling"):
-        assert found[name].late_share > 0.0
-        assert found[name].length_bias < -0.05
+    assert found["drop-late"].late_share > 0.0
+    assert found["drop-late"].length_bias < -0.05
 
 
 def test_the_same_seed_gives_the_same_figures(outcomes: list[Outcome]) -> None:
@@ -90,7 +89,7 @@ def test_memory_stays_flat_while_long_episodes_pass() -> None:
     assert memory.flat, memory
     assert memory.episodes >= 4 * 64
     assert memory.passed_through > 60
-    assert memory.queue_peak < 2 * 64 * 32_000 * 8 / 2**20 * 1.1
+    assert 10 < memory.queue_peak < 2 * 64 * 32_000 * 8 / 2**20 * 1.1
 
 
 def test_the_sweep_covers_what_it_says() -> None:
