@@ -33,6 +33,9 @@ Result = TypeVar("Result")
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
+FILE_COLUMNS = 180
+"""Of tables that go to a file, where no terminal says how wide it is."""
+
 STOP_SECONDS = 8.0
 """After Ctrl-C everything must have ended within 10 s, whatever library is in the middle of what."""
 
@@ -111,7 +114,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 def bench(arguments: argparse.Namespace) -> int:
     try:
-        return OK if bench_command.bench(arguments, Console(highlight=False)) else FAILED
+        width = None if sys.stdout.isatty() else FILE_COLUMNS
+        return OK if bench_command.bench(arguments, Console(highlight=False, width=width)) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 
