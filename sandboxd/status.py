@@ -10,6 +10,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from sandboxd import errors
+from sandboxd.fitting import fitted
 
 DOMAIN = "sandboxd"
 
@@ -47,12 +48,13 @@ def code_of(error: errors.SandboxdError) -> grpc.StatusCode:
 
 
 def to_status(error: errors.SandboxdError) -> status_pb2.Status:
-    """The full status, with ErrorInfo and, where waiting helps, RetryInfo."""
+    """The full status, with ErrorInfo and, where waiting helps, RetryInfo; as much of it as can be sent."""
     metadata = {"cause": error.cause.value, "mask": str(error.mask).lower(), **error.metadata}
     if error.phase is not None:
         metadata["phase"] = error.phase.value
+    message, metadata = fitted(error.message, metadata)
     details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
-    status = status_pb2.Status(code=_NUMBERS[code_of(error)], message=error.message)
+    status = status_pb2.Status(code=_NUMBERS[code_of(error)], message=message)
     status.details.extend(_packed(detail) for detail in details)
     if error.retry_after is not None:
         delay = duration_pb2.Duration()

@@ -33,7 +33,7 @@ from sandboxd.v1 import sandbox_service_pb2 as pb
 STDIN_LIMIT_BYTES = 1 << 20
 LONGEST_SECONDS = 1e7
 LABEL_COUNT_LIMIT, LABEL_BYTES_LIMIT, REQUEST_ID_BYTES_LIMIT = 16, 256, 128
-PAGE_SIZE_DEFAULT, PAGE_SIZE_LIMIT = 100, 1000
+PAGE_SIZE_DEFAULT, PAGE_SIZE_LIMIT, PAGE_TOKEN_LIMIT = 100, 1000, 20
 FILE_MODE_DEFAULT, FILE_MODE_LIMIT = 0o644, 0o7777
 OUTPUT_PIECE_BYTES = 1 << 19
 TERMINAL_SIDE_LIMIT = 65535
@@ -242,8 +242,9 @@ def file_range(request: pb.ReadFileRequest) -> tuple[int, int | None]:
 
 def page(entries: Sequence[Entry], size: int, token: str) -> tuple[Sequence[Entry], str]:
     """One page of a listing, and the token of the next (empty on the last)."""
-    if size < 0 or (token and not token.isdecimal()):
-        raise InvalidRequest(f"page_size {size} or page_token {token!r} is not valid")
+    # More digits than any token that was given would be no number either: Python refuses to read them.
+    if size < 0 or (token and not token.isdecimal()) or len(token) > PAGE_TOKEN_LIMIT:
+        raise InvalidRequest(f"page_size {size} or page_token {token[:80]!r} is not valid")
     begin = int(token or 0)
     end = begin + min(size or PAGE_SIZE_DEFAULT, PAGE_SIZE_LIMIT)
     return entries[begin:end], str(end) if end < len(entries) else ""
