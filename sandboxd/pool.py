@@ -276,6 +276,12 @@ class Pool:
         """True when nobody holds a sandbox of it or is about to."""
         return not (self._ledger.active or self._ledger.forking)
 
+    @property
+    def quiet(self) -> bool:
+        """True when nobody waits and no sandbox is on its way up or down."""
+        ledger = self._ledger
+        return not (len(ledger.waiting) or ledger.starting_count or ledger.forking or ledger.deleting)
+
     def reclaim(self) -> int:
         """Ends all leases, whose holders hear SANDBOX_LOST; returns how many there were."""
         leased = [sandbox for sandbox in self.sandboxes() if sandbox.state is SandboxState.ACTIVE]

@@ -17,6 +17,7 @@ from sandboxd import stopwatch
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, StartFailed
+from sandboxd.gate import Gate
 from sandboxd.lifetime import faults_become
 from sandboxd.pacing import Pace
 from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
@@ -118,6 +119,7 @@ class Starter:
         self._policy = policy
         self._clock = clock
         self._pace = pace
+        self._gate = Gate()
         self._on_prepared = on_prepared
 
     async def start(
@@ -255,6 +257,8 @@ class Starter:
                 connection = await self._backend.create(sandbox_id, self._template)
         remains.connection = connection
         try:
+            # Many may end in one turn of the event loop, and what follows is most of what a start costs it.
+            await self._gate.passed()
             await self.set_up(connection)
         except StartFailed:
             # Whoever knows whether there is another attempt takes it away, or keeps it.
