@@ -41,6 +41,8 @@ class _Section(BaseModel):
 class TrainerConfig(_Section):
     """How one optimiser step is taken."""
 
+    backend: Literal["torch", "fake"] = "torch"
+    """What takes it; `fake` counts steps and changes nothing, for a rehearsal without a model."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """AdamW's rate once it has warmed up; constant from then on."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2
@@ -123,8 +125,10 @@ class EpisodeConfig(_Section):
 
 
 class GeneratorConfig(_Section):
-    """The vLLM engine."""
+    """What draws the tokens."""
 
+    backend: Literal["vllm", "fake"] = "vllm"
+    """Whose engine; `fake` can only add, for a rehearsal without a model."""
     kv_cache_bytes: Annotated[int, Field(ge=1 << 26)] = 1 << 30
     """Memory for keys and values."""
     compiled: bool = False
@@ -194,10 +198,12 @@ class Config(_Section):
     filter: bool = True
     """Choose tasks by solve rate and replace groups without a signal. Off: equal shares, nothing replaced."""
     checkpoint_every_steps: Annotated[int, Field(ge=0)] = 10
-    """Save after so many steps; only at Ctrl-C when 0."""
+    """Save after so many steps; only at the end and at Ctrl-C when 0."""
+    checkpoints_kept: Count = 2
+    """So many of the newest stay, and the one that scored best on the held-out problems."""
     trainer: TrainerConfig = TrainerConfig()
     episode: Annotated[EpisodeConfig, Field(validate_default=True)] = EpisodeConfig()
-    generator: GeneratorConfig = GeneratorConfig()
+    generator: Annotated[GeneratorConfig, Field(validate_default=True)] = GeneratorConfig()
     sandboxes: SandboxesConfig = Field(default_factory=SandboxesConfig)
     heldout: HeldOutConfig = HeldOutConfig()
 
@@ -217,6 +223,14 @@ class Config(_Section):
                 f"trainer.overlong_tokens is {trainer.overlong_tokens}, but an episode may sample only "
                 f"{value.sampled_limit} tokens: make it smaller"
             )
+        return value
+
+    @field_validator("generator")
+    @classmethod
+    def _weights_fit(cls, value: GeneratorConfig, info: ValidationInfo) -> GeneratorConfig:
+        trainer = info.data.get("trainer")
+        if trainer is not None and trainer.backend == "fake" and value.backend != "fake":
+            raise ValueError("a fake trainer has no weights for it: set generator.backend to 'fake', too")
         return value
 
     @property

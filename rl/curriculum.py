@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from rl.errors import Exhausted
 from rl.tasks import TaskSource
+from rl.tasks.source import SEEDS_OF_A_RUN
 from rl.types import Task
 
 Place = tuple[str, int]
@@ -50,7 +51,7 @@ class _Drawer:
     def draw(self, place: Place) -> Task:
         number = self.drawn.get(place, 0)
         self.drawn[place] = number + 1
-        return self.source.train(*place, self.seed * 1_000_000 + number)
+        return self.source.train(*place, self.seed * SEEDS_OF_A_RUN + number)
 
     def choose(self, places: Sequence[Place], weights: Sequence[float]) -> Place:
         return self.rng.choices(places, weights)[0]

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rl.generator import Generator
-from rl.metrics import MetricsLog, Row, latency_row
+from rl.metrics import Row, latency_row
 from rl.progress import Progress
 from rl.sandboxes import DaemonSandboxes
+from rl.step_log import StepLog
 from sandboxd import Client, PoolStats
 
 Totals = dict[str, int]
@@ -31,11 +32,15 @@ class Observer:
     def __init__(
         self,
         watched: Watched,
-        log: MetricsLog,
+        log: StepLog,
         progress: Progress,
+        *,
+        earlier: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`earlier`: seconds of training before the checkpoint that the run was resumed from."""
         self.log = log
+        self._earlier = earlier
         self._watched = watched
         self._progress = progress
         self._clock = clock
@@ -50,7 +55,7 @@ class Observer:
         row |= pool_row(stats)
         row |= latency_row("sandbox/acquire", self._watched.sandboxes.drain_waits())
         row |= self._prompt_row()
-        row["time/wall"] = self._clock() - self._began
+        row["time/wall"] = self._earlier + self._clock() - self._began
         row["perf/generator_idle_ratio"] = self.idle_ratio()
         self.log.write(row)
         self._progress.step(row, stats)

@@ -12,37 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from rl.buffer import GroupBuffer
-from rl.checkpoint import LoopState, newest_checkpoint, read_state, write_checkpoint
+from rl.checkpoint import LoopState, newest_checkpoint, read_state, remove_leftovers
 from rl.config import Config, EpisodeConfig
 from rl.curriculum import Curriculum, SolveRateBands, Uniform
-from rl.dialogue import Dialogue
-from rl.errors import ConfigError, TrainerDead
+from rl.dialogue import Dialogue, Tokenizer
+from rl.errors import CheckpointFailed, ConfigError
 from rl.evaluation import evaluate
+from rl.fakes import FakeTrainer
 from rl.generator import Generator
+from rl.generators.fake import ByteTokenizer
 from rl.generators.vllm import VllmSettings, open_vllm
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
-from rl.metrics import MetricsLog, Row
+from rl.metrics import Row
 from rl.model import ChatTokenizer, prepare_model
 from rl.observer import Observer, Watched
 from rl.player import Player
 from rl.precision import Precision, resolve
 from rl.progress import Progress
+from rl.rehearsal import empty_model, fake_generator
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
 from rl.sandboxes import DaemonSandboxes, own_daemon
+from rl.saving import Saved, Saver
 from rl.staleness import WindowPolicy
+from rl.step_log import StepLogs
 from rl.summary import Results, check_sandboxes, summarise
 from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
 from rl.trainer_process import Trainer, start_trainer
 from rl.weights import Publisher, weights_directory
 from sandboxd import Client
 
-SAVE_SECONDS = 6.5
-"""The longest that saving may take after Ctrl-C, which must end within 10 s in all."""
-
 AFTER_SHARE = 0.8
 """The measurement after training takes 0.55 to 0.7 of the first one's time: trained turns are short."""
+
+SETTINGS_FILE = "config.toml"
 
 REPORT_SECONDS = 3.0
 """Kept free at the end of a run with a time limit, for the report and for stopping the processes."""
@@ -56,6 +60,7 @@ class Engines:
     trainer: Trainer
     model_path: Path
     weights: Path
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,8 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
     """Trains and measures; returns the summary, which lies in the run's directory beside the report.
 
     `began` is when the program started, on time.monotonic: a time limit counts from there. Raises
-    ConfigError before anything costly, LedgerError after the report is written.
+    ConfigError before anything costly, and after the report is written LedgerError, or CheckpointFailed when
+    what was trained last is not saved.
     """
     source = task_source(config)
     held_out = build_held_out(source, per_kind=config.heldout.per_kind, per_level=config.heldout.per_level)
@@ -83,7 +89,7 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
         before = await control.get_pool(config.sandboxes.pool)
         engines = await stack.enter_async_context(open_engines(config, start, progress))
         session = Session(config, start, progress, began)
-        ledger = Ledger()
+        ledger = Ledger(start.state.ledger if start.state else None)
         async with Client(address) as client:
             results = await session.play(engines, Leasing(control, client), ledger, (source, held_out))
         after = await control.get_pool(config.sandboxes.pool)
@@ -94,6 +100,8 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
     ledger.check()
     if not config.sandboxes.address:
         check_sandboxes(before, after)
+    if session.unsaved is not None:
+        raise session.unsaved
     return summary
 
 
@@ -113,17 +121,19 @@ def find_start(config: Config, *, resume: bool) -> Start:
     """Prepares the run's directory. A run of the same name that is not resumed is moved aside."""
     directory = config.directory
     checkpoint = newest_checkpoint(directory / "checkpoints")
-    if resume and checkpoint is None:
-        raise ConfigError(f"there is no checkpoint under {directory / 'checkpoints'}; leave out --resume")
+    if resume and not (directory / SETTINGS_FILE).is_file():
+        raise ConfigError(f"there is no run in {directory} to go on with; leave out --resume")
     if resume and checkpoint is not None:
+        remove_leftovers(checkpoint.parent)
         return Start(checkpoint, read_state(checkpoint))
+    # A run that ended before it saved anything has nothing to go on from: it begins anew.
     if directory.exists():
         number = 1
         while (aside := directory.with_name(f"{directory.name}.old-{number}")).exists():
             number += 1
         directory.rename(aside)
     directory.mkdir(parents=True)
-    (directory / "config.toml").write_text(config.as_toml())
+    (directory / SETTINGS_FILE).write_text(config.as_toml())
     return Start()
 
 
@@ -144,22 +154,31 @@ def engine_settings(config: Config, model_path: Path, log: Path, precision: Prec
 @asynccontextmanager
 async def open_engines(config: Config, start: Start, progress: Progress) -> AsyncIterator[Engines]:
     """Starts the generator and the trainer side by side, for the length of the block."""
-    progress.say("preparing the model")
-    model_path = await asyncio.to_thread(prepare_model, config.model, config.models_dir)
+    rehearsed = config.trainer.backend == "fake"
+    if rehearsed:
+        model_path = await asyncio.to_thread(empty_model, config.directory / "model")
+    else:
+        progress.say("preparing the model")
+        model_path = await asyncio.to_thread(prepare_model, config.model, config.models_dir)
+    tokenizer = ByteTokenizer() if rehearsed else ChatTokenizer(model_path)
     logs = config.directory.resolve() / "logs"
     await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
     precision = resolve(config.precision)
     settings = engine_settings(config, model_path, logs / "vllm.log", precision)
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
-        trainer = await stack.enter_async_context(start_trainer(logs / "trainer.log"))
-        progress.say(f"starting the generator and the trainer, in {precision}")
+        trainer: Trainer = FakeTrainer()
+        generator: Generator = fake_generator(tokenizer, config.seed)
         async with asyncio.TaskGroup() as starting:
-            starting.create_task(trainer.load(model_path.resolve(), config.trainer, precision))
-            generator = await stack.enter_async_context(open_vllm(settings))
+            if not rehearsed:
+                trainer = process = await stack.enter_async_context(start_trainer(logs / "trainer.log"))
+                progress.say(f"starting the generator and the trainer, in {precision}")
+                starting.create_task(process.load(model_path.resolve(), config.trainer, precision))
+            if config.generator.backend != "fake":
+                generator = await stack.enter_async_context(open_vllm(settings))
         if start.checkpoint is not None:
             await trainer.restore(start.checkpoint.resolve())
-        yield Engines(generator, trainer, model_path.resolve(), weights)
+        yield Engines(generator, trainer, model_path.resolve(), weights, tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +209,7 @@ class Session:
         self._start = start
         self._progress = progress
         self._began = began
-        self._saved_step = -1
-        self._saving: asyncio.Future[None] | None = None
+        self._saver: Saver | None = None
         self._before: dict[str, Any] = {}
 
     async def play(
@@ -208,17 +226,20 @@ class Session:
         self._before = state.before if state is not None else {}
         if not self._before:
             self._before = await self._measure(player, held_out, "before")
-        log = MetricsLog(config.directory / "metrics.jsonl", resume_after=state.step if state else None)
+        logs = await asyncio.to_thread(StepLogs.open, config.directory, state, self._progress.say)
+        log = logs.metrics
+        earlier = float(log.rows[-1].get("time/wall", 0.0)) if log.rows else 0.0
+        saver = self._saver = self._make_saver(engines.trainer, logs)
         watched = Watched(leasing.control, config.sandboxes.pool, sandboxes, engines.generator)
-        observer = Observer(watched, log, self._progress)
+        observer = Observer(watched, log, self._progress, earlier=earlier)
 
         async def on_step(row: Row) -> None:
+            logs.tasks.write(loop.account_of_step())
             every = config.heldout.every_steps
             if every and loop.step % every == 0:
                 row |= _heldout_row(await self._measure(player, held_out, f"at step {loop.step}"))
             await observer.step(row)
-            if config.checkpoint_every_steps and loop.step % config.checkpoint_every_steps == 0:
-                await self._save(engines.trainer, loop)
+            await saver.after_step(loop, row)
 
         parts = Parts(
             curriculum=self._curriculum(source),
@@ -233,10 +254,10 @@ class Session:
         self._progress.until(plan.deadline)
         self._progress.say("training")
         began = time.monotonic()
-        await self._train(loop, engines.trainer)
+        await saver.train(loop)
         if loop.ended_because:
             self._progress.say(f"training ends after step {loop.step}: {loop.ended_because}")
-        loop_seconds, idle = time.monotonic() - began, observer.idle_ratio()
+        loop_seconds, idle = earlier + time.monotonic() - began, observer.idle_ratio()
         after = await self._measure(player, held_out, "after")
         return Results(
             before=self._before,
@@ -251,25 +272,24 @@ class Session:
             generator_idle_ratio=idle,
         )
 
-    async def _train(self, loop: Loop, trainer: Trainer) -> None:
-        """Runs the loop and saves what it reached, however it ends; in haste when it is interrupted."""
-        try:
-            await loop.run()
-        except asyncio.CancelledError:
-            try:
-                async with asyncio.timeout(SAVE_SECONDS):
-                    if self._saving is not None:
-                        await self._saving
-                    await self._save(trainer, loop)
-            except TimeoutError:
-                self._progress.say(f"not saved within {SAVE_SECONDS:g} s: the checkpoint before is the last")
-            raise
-        except TrainerDead:
-            raise
-        except Exception:
-            await self._save(trainer, loop)
-            raise
-        await self._save(trainer, loop)
+    @property
+    def unsaved(self) -> CheckpointFailed | None:
+        """Why what was trained last is not saved; None when it is."""
+        return self._saver.failure if self._saver else None
+
+    def _make_saver(self, trainer: Trainer, logs: StepLogs) -> Saver:
+        config, state = self._config, self._start.state
+
+        def finish(found: LoopState) -> LoopState:
+            return replace(found, before=self._before, wall_seconds=self._wall_seconds())
+
+        directory = config.directory.resolve() / "checkpoints"
+        return Saver(
+            Saved(directory, trainer, logs, finish, self._progress.say),
+            every_steps=config.checkpoint_every_steps,
+            newest=config.checkpoints_kept,
+            last=state.step if state else -1,
+        )
 
     def _wall_seconds(self) -> float:
         """Since the program started, and what a resumed run had spent before."""
@@ -298,7 +318,13 @@ class Session:
             places = [(family, level) for family, count in source.levels().items() for level in range(count)]
             curriculum = Uniform(source, places, seed=config.seed)
         if self._start.state is not None:
-            curriculum.load_state_dict(self._start.state.curriculum)
+            try:
+                curriculum.load_state_dict(self._start.state.curriculum)
+            except KeyError as error:
+                raise ConfigError(
+                    f"filter = {config.filter}: the checkpoint is of a run with another curriculum, for it "
+                    f"has no {error}; resume with the settings that the run began with"
+                ) from error
         return curriculum
 
     def _sandboxes(self, client: Client) -> DaemonSandboxes:
@@ -310,7 +336,7 @@ class Session:
     ) -> Player:
         config = self._config.episode
         limits = episode_limits(config)
-        dialogue = Dialogue(ChatTokenizer(engines.model_path))
+        dialogue = Dialogue(engines.tokenizer)
         rollout = Rollout(generator, sandboxes, dialogue, source, limits=limits)
         return Player(
             rollout,
@@ -324,23 +350,6 @@ class Session:
         result = await evaluate(player, held_out.benchmark, held_out.mix)
         self._progress.say(f"held-out {when}: {result.describe()}")
         return result.as_dict()
-
-    async def _save(self, trainer: Trainer, loop: Loop) -> None:
-        """Saves unless this step is saved already or nothing has been trained."""
-        if loop.step == self._saved_step or loop.step == 0:
-            return
-        # Shielded: an interruption while it writes lets it finish rather than begin again.
-        self._saving = asyncio.ensure_future(self._write_checkpoint(trainer, loop))
-        await asyncio.shield(self._saving)
-
-    async def _write_checkpoint(self, trainer: Trainer, loop: Loop) -> None:
-        step = loop.step
-
-        def state_at(version: int) -> LoopState:
-            return replace(loop.state(version), before=self._before, wall_seconds=self._wall_seconds())
-
-        await write_checkpoint(self._config.directory.resolve() / "checkpoints", trainer, state_at)
-        self._saved_step = step
 
 
 def _heldout_row(measured: dict[str, Any]) -> Row:
