@@ -190,7 +190,9 @@ class Config(_Section):
     samples_per_group: Annotated[int, Field(ge=2, le=1024)] = 8
     """Attempts at each task, compared with one another."""
     concurrent_episodes: Count = 64
-    """Episodes that run at once."""
+    """Episodes that run at once, at most."""
+    adapt_concurrency: bool = True
+    """Run fewer at once while sandboxes are short or fail, or the engine's cache is full."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the factors in matrix products; auto is bfloat16 where the processors have matrix units for it."""
     staleness_bound: Annotated[int, Field(ge=0, le=64)] = 1
@@ -265,6 +267,32 @@ def _toml_line(key: str, value: Any) -> str | None:
 def endpoint_key() -> str | None:
     """The key of an OpenAI-compatible endpoint, from OPENAI_API_KEY."""
     return os.environ.get("OPENAI_API_KEY") or None
+
+
+def metrics_protocol(environ: Mapping[str, str] = os.environ) -> str | None:
+    """How OpenTelemetry metrics are to be exported; None when the OTEL_ variables ask for none.
+
+    Raises ConfigError for an exporter or a protocol that is not known.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    exporter = _choice(environ, ("OTEL_METRICS_EXPORTER",), ("otlp", "none"))
+    endpoints = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    if exporter == "none" or not (exporter or any(environ.get(name) for name in endpoints)):
+        return None
+    protocols = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    return _choice(environ, protocols, ("grpc", "http/protobuf")) or "grpc"
+
+
+def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
+    """The first of these variables that is set; empty when none is."""
+    for name in names:
+        value = environ.get(name, "").strip().lower()
+        if value and value not in allowed:
+            raise ConfigError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")
+        if value:
+            return value
+    return ""
 
 
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:

@@ -1,7 +1,7 @@
 """What is measured at each step: names in one place, gathered between two steps.
 
-Names follow those in use elsewhere where one exists. Suffix `_s` is seconds; rates and ratios lie in
-[0, 1]; everything else is a count.
+Names follow those in use elsewhere where one exists. Suffix `_s` is seconds, `_tok_s` tokens a second,
+`_rate` times a second but in `solve_rate`; ratios lie in [0, 1]; everything else is a count.
 """
 
 from __future__ import annotations

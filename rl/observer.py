@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from rl.generator import Generator
 from rl.metrics import Row, latency_row
+from rl.pace import Pacemaker
 from rl.progress import Progress
 from rl.sandboxes import DaemonSandboxes
 from rl.step_log import StepLog
+from rl.telemetry import Telemetry
 from sandboxd import Client, PoolStats
 
 Totals = dict[str, int]
@@ -24,6 +26,8 @@ class Watched:
     pool: str
     sandboxes: DaemonSandboxes
     generator: Generator
+    pace: Pacemaker
+    telemetry: Telemetry
 
 
 class Observer:
@@ -57,6 +61,9 @@ class Observer:
         row |= self._prompt_row()
         row["time/wall"] = self._earlier + self._clock() - self._began
         row["perf/generator_idle_ratio"] = self.idle_ratio()
+        row["rollout/episode_rate"] = row.get("rollout/episodes", 0.0) / max(row.get("time/step", 0.0), 1e-9)
+        row |= self._watched.pace.row()
+        self._watched.telemetry.record(row)
         self.log.write(row)
         self._progress.step(row, stats)
 
@@ -84,6 +91,7 @@ def pool_row(stats: PoolStats) -> Row:
         "sandbox/active": float(stats.active),
         "sandbox/waiting": float(stats.waiting),
         "sandbox/start_failures": float(stats.start_failures_total),
+        "sandbox/start_rate": stats.starts_per_second,
     }
     if stats.start_seconds is not None:
         row["sandbox/start_s"] = stats.start_seconds

@@ -13,7 +13,7 @@ from typing import Any
 
 from rl.buffer import GroupBuffer
 from rl.checkpoint import LoopState, newest_checkpoint, read_state, remove_leftovers
-from rl.config import Config, EpisodeConfig
+from rl.config import Config, EpisodeConfig, metrics_protocol
 from rl.curriculum import Curriculum, SolveRateBands, Uniform
 from rl.dialogue import Dialogue, Tokenizer
 from rl.errors import CheckpointFailed, ConfigError
@@ -27,6 +27,7 @@ from rl.loop import Loop, Parts, Plan
 from rl.metrics import Row
 from rl.model import ChatTokenizer, prepare_model
 from rl.observer import Observer, Watched
+from rl.pace import CountedRollout, Paced, Pacemaker
 from rl.player import Player
 from rl.precision import Precision, resolve
 from rl.progress import Progress
@@ -39,6 +40,7 @@ from rl.staleness import WindowPolicy
 from rl.step_log import StepLogs
 from rl.summary import Results, check_sandboxes, summarise
 from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
+from rl.telemetry import Telemetry, exported
 from rl.trainer_process import Trainer, start_trainer
 from rl.weights import Publisher, weights_directory
 from sandboxd import Client
@@ -89,6 +91,8 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
         before = await control.get_pool(config.sandboxes.pool)
         engines = await stack.enter_async_context(open_engines(config, start, progress))
         session = Session(config, start, progress, began)
+        telemetry = stack.enter_context(exported(metrics_protocol(), config.name))
+        session.telemetry = telemetry
         ledger = Ledger(start.state.ledger if start.state else None)
         async with Client(address) as client:
             results = await session.play(engines, Leasing(control, client), ledger, (source, held_out))
@@ -209,6 +213,7 @@ class Session:
         self._start = start
         self._progress = progress
         self._began = began
+        self.telemetry = Telemetry()
         self._saver: Saver | None = None
         self._before: dict[str, Any] = {}
 
@@ -221,16 +226,15 @@ class Session:
         sandboxes = self._sandboxes(leasing.client)
         player = self._player(MeteredGenerator(engines.generator, ledger), sandboxes, engines, source)
         publisher = Publisher(engines.trainer, engines.generator, engines.model_path, engines.weights)
-        if state is not None and state.version > 0:
-            await publisher.publish(state.version)
-        self._before = state.before if state is not None else {}
-        if not self._before:
-            self._before = await self._measure(player, held_out, "before")
+        await self._go_on(publisher, player, held_out)
         logs = await asyncio.to_thread(StepLogs.open, config.directory, state, self._progress.say)
         log = logs.metrics
         earlier = float(log.rows[-1].get("time/wall", 0.0)) if log.rows else 0.0
         saver = self._saver = self._make_saver(engines.trainer, logs)
-        watched = Watched(leasing.control, config.sandboxes.pool, sandboxes, engines.generator)
+        buffer = GroupBuffer(WindowPolicy(config.staleness_bound, config.groups_per_batch))
+        pace = self._pacemaker(player, engines.generator, buffer)
+        pool, control = config.sandboxes.pool, leasing.control
+        watched = Watched(control, pool, sandboxes, engines.generator, pace, self.telemetry)
         observer = Observer(watched, log, self._progress, earlier=earlier)
 
         async def on_step(row: Row) -> None:
@@ -244,7 +248,7 @@ class Session:
         parts = Parts(
             curriculum=self._curriculum(source),
             player=player,
-            buffer=GroupBuffer(WindowPolicy(config.staleness_bound, config.groups_per_batch)),
+            buffer=buffer,
             trainer=engines.trainer,
             publisher=publisher,
             on_step=on_step,
@@ -254,7 +258,8 @@ class Session:
         self._progress.until(plan.deadline)
         self._progress.say("training")
         began = time.monotonic()
-        await saver.train(loop)
+        async with pace.running(control, pool):
+            await saver.train(loop)
         if loop.ended_because:
             self._progress.say(f"training ends after step {loop.step}: {loop.ended_because}")
         loop_seconds, idle = earlier + time.monotonic() - began, observer.idle_ratio()
@@ -270,6 +275,24 @@ class Session:
             loop_seconds=loop_seconds,
             wall_seconds=self._wall_seconds(),
             generator_idle_ratio=idle,
+            changes=pace.changes,
+        )
+
+    async def _go_on(self, publisher: Publisher, player: Player, held_out: HeldOut) -> None:
+        """Makes a resumed run's weights live; measures before training, once in the life of a run."""
+        state = self._start.state
+        if state is not None and state.version > 0:
+            await publisher.publish(state.version)
+        self._before = state.before if state is not None else {}
+        if not self._before:
+            self._before = await self._measure(player, held_out, "before")
+
+    def _pacemaker(self, player: Player, generator: Generator, buffer: GroupBuffer) -> Pacemaker:
+        return Pacemaker(
+            Paced(player, self._rollout, generator, buffer, self._config.groups_per_batch),
+            self._progress.say,
+            adapt=self._config.adapt_concurrency,
+            tell=self.telemetry.record,
         )
 
     @property
@@ -337,9 +360,9 @@ class Session:
         config = self._config.episode
         limits = episode_limits(config)
         dialogue = Dialogue(engines.tokenizer)
-        rollout = Rollout(generator, sandboxes, dialogue, source, limits=limits)
+        self._rollout = CountedRollout(Rollout(generator, sandboxes, dialogue, source, limits=limits))
         return Player(
-            rollout,
+            self._rollout,
             generator.ledger,
             concurrent=self._config.concurrent_episodes,
             episode_seconds=config.seconds,

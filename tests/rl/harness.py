@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from rl.generators.fake import ByteTokenizer, FakeGenerator, Reply, sums_reply
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
 from rl.metrics import Row
+from rl.pace import CountedRollout
 from rl.player import Player
 from rl.rollout import Limits, Rollout, Sandboxes
 from rl.staleness import WindowPolicy
@@ -128,6 +129,7 @@ class Rig:
     sandboxes: Sandboxes = field(default_factory=AddingSandboxes)
     code_seconds: float = 5.0
     seed: int = 0
+    on_step: Callable[[Row], Awaitable[None]] | None = None
 
     def __post_init__(self) -> None:
         tokenizer = ByteTokenizer()
@@ -143,9 +145,11 @@ class Rig:
         )
         limits = replace(LIMITS, code_seconds=self.code_seconds)
         metered = MeteredGenerator(self.generator, self.ledger)
-        rollout = Rollout(metered, self.sandboxes, Dialogue(tokenizer), SOURCE.verify, limits=limits)
+        self.rollout = CountedRollout(
+            Rollout(metered, self.sandboxes, Dialogue(tokenizer), SOURCE.verify, limits=limits)
+        )
         self.player = Player(
-            rollout, self.ledger, concurrent=self.concurrent, episode_seconds=self.episode_seconds
+            self.rollout, self.ledger, concurrent=self.concurrent, episode_seconds=self.episode_seconds
         )
         model, weights = self.path / "model", self.path / "weights"
         for directory in (model, weights):
@@ -165,6 +169,8 @@ class Rig:
 
     async def _on_step(self, row: Row) -> None:
         self.rows.append(row)
+        if self.on_step is not None:
+            await self.on_step(row)
 
     @property
     def trained(self) -> list[str]:
