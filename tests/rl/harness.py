@@ -14,7 +14,7 @@ from typing import Any
 from rl.buffer import GroupBuffer
 from rl.checkpoint import LoopState
 from rl.curriculum import Curriculum
-from rl.dialogue import Dialogue
+from rl.dialogue import STYLE, Dialogue, PromptStyle, Tokenizer
 from rl.errors import Exhausted
 from rl.fakes import FakeTrainer
 from rl.generators.fake import ByteTokenizer, FakeGenerator, Reply, sums_reply
@@ -130,12 +130,16 @@ class Rig:
     code_seconds: float = 5.0
     seed: int = 0
     on_step: Callable[[Row], Awaitable[None]] | None = None
+    tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
+    given_trainer: FakeTrainer | None = None
+    style: PromptStyle = STYLE
+    books: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        tokenizer = ByteTokenizer()
+        tokenizer = self.tokenizer
         self.rows: list[Row] = []
-        self.ledger = Ledger()
-        self.trainer = FakeTrainer(self.before_step)
+        self.ledger = Ledger(self.books)
+        self.trainer = self.given_trainer or FakeTrainer(self.before_step)
         self.generator = FakeGenerator(
             tokenizer,
             self.reply or sums_reply(self.skill),
@@ -146,7 +150,7 @@ class Rig:
         limits = replace(LIMITS, code_seconds=self.code_seconds)
         metered = MeteredGenerator(self.generator, self.ledger)
         self.rollout = CountedRollout(
-            Rollout(metered, self.sandboxes, Dialogue(tokenizer), SOURCE.verify, limits=limits)
+            Rollout(metered, self.sandboxes, Dialogue(tokenizer, self.style), SOURCE.verify, limits=limits)
         )
         self.player = Player(
             self.rollout, self.ledger, concurrent=self.concurrent, episode_seconds=self.episode_seconds
