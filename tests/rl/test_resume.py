@@ -30,16 +30,16 @@ warm = 2
 
 
 def prove(forked: Children, directory: Path, address: str) -> None:
-    """One run at bound 0, killed ten times; one at bound 1, killed twice."""
+    """One run at bound 0, killed ten times; one at bound 1, killed once."""
     exact, loose = directory / "exact", directory / "loose"
     for place in (exact, loose):
         place.mkdir()
-    case = Case(exact, address=address)
+    case = Case(exact, steps=4, address=address)
     events = forked.finish(case.argv("whole"), 0)
     assert kill_and_resume(forked, case, "killed", draw_moments(events, KILLS, seed=5)) == KILLS
     check_equal(case.run("whole"), case.run("killed"))
     bounded = Case(loose, steps=3, bound=1, address=address)
-    kill_and_resume(forked, bounded, "killed", [events // 4, events // 4])
+    kill_and_resume(forked, bounded, "killed", [events // 3])
     for each in (case, bounded):
         check_once(each.run("killed"), each.seed)
         check_curves(each.run("killed"), each)
