@@ -6,6 +6,8 @@ JSON and equal bit for bit after a round trip, so a resumed run draws the tasks 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,6 +39,12 @@ class Curriculum(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def digest(curriculum: Curriculum) -> str:
+    """Of its whole state, in 16 hexadecimal digits."""
+    state = json.dumps(curriculum.state_dict(), sort_keys=True)
+    return hashlib.blake2b(state.encode(), digest_size=8).hexdigest()
 
 
 class _Drawer:

@@ -13,8 +13,6 @@ played and not trained is entered as left over.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,7 +23,7 @@ from rl.advantage import DEFAULT_RULE, AdvantageRule, scored_advantages
 from rl.batching import pack_group
 from rl.buffer import GroupBuffer, Ready, Taken
 from rl.checkpoint import LoopState
-from rl.curriculum import Curriculum
+from rl.curriculum import Curriculum, digest
 from rl.errors import Exhausted, NonFiniteStep, StarvedError
 from rl.ledger import Account, Fate
 from rl.metrics import Interval, Row, fate_of, training_row, wait_ratio
@@ -134,13 +132,12 @@ class Loop:
         and those dropped, with the reason. `curriculum` is a digest of its state: runs of a seed that are in
         step with one another have the same.
         """
-        state = json.dumps(self._parts.curriculum.state_dict(), sort_keys=True)
         dropped, self._dropped = self._dropped, {}
         return {
             "step": self.step if step is None else step,
             "trained": list(self.trained_keys),
             "dropped": dropped,
-            "curriculum": hashlib.blake2b(state.encode(), digest_size=8).hexdigest(),
+            "curriculum": digest(self._parts.curriculum),
         }
 
     async def run(self) -> None:
