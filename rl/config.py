@@ -26,6 +26,7 @@ from rl.losses.recipes import (
     LossName,
     Objective,
 )
+from rl.otel import protocol
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
@@ -269,30 +270,9 @@ def endpoint_key() -> str | None:
     return os.environ.get("OPENAI_API_KEY") or None
 
 
-def metrics_protocol(environ: Mapping[str, str] = os.environ) -> str | None:
-    """How OpenTelemetry metrics are to be exported; None when the OTEL_ variables ask for none.
-
-    Raises ConfigError for an exporter or a protocol that is not known.
-    """
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return None
-    exporter = _choice(environ, ("OTEL_METRICS_EXPORTER",), ("otlp", "none"))
-    endpoints = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    if exporter == "none" or not (exporter or any(environ.get(name) for name in endpoints)):
-        return None
-    protocols = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    return _choice(environ, protocols, ("grpc", "http/protobuf")) or "grpc"
-
-
-def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
-    """The first of these variables that is set; empty when none is."""
-    for name in names:
-        value = environ.get(name, "").strip().lower()
-        if value and value not in allowed:
-            raise ConfigError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")
-        if value:
-            return value
-    return ""
+def metrics_protocol() -> str | None:
+    """How OpenTelemetry metrics are exported; None when they are not. Raises ConfigError."""
+    return protocol("metrics", os.environ)
 
 
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:

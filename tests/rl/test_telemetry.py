@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from rl.config import metrics_protocol
 from rl.errors import ConfigError
+from rl.otel import protocol
 from rl.telemetry import exported
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -46,7 +46,7 @@ def collector() -> Iterator[tuple[str, list[ExportMetricsServiceRequest]]]:
 
 
 @pytest.mark.parametrize(
-    ("environ", "protocol"),
+    ("environ", "wanted"),
     [
         ({}, None),
         ({ENDPOINT: "http://c:4317"}, "grpc"),
@@ -57,14 +57,14 @@ def collector() -> Iterator[tuple[str, list[ExportMetricsServiceRequest]]]:
         ({ENDPOINT: "http://c", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http/protobuf"),
     ],
 )
-def test_the_standard_variables_say_whether_and_how(environ: dict[str, str], protocol: str | None) -> None:
-    assert metrics_protocol(environ) == protocol
+def test_the_standard_variables_say_whether_and_how(environ: dict[str, str], wanted: str | None) -> None:
+    assert protocol("metrics", environ) == wanted
 
 
 @pytest.mark.parametrize("name", ["OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL"])
 def test_a_value_that_is_not_known_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} = 'smoke': must be one of "):
-        metrics_protocol({ENDPOINT: "http://c", name: "smoke"})
+        protocol("metrics", {ENDPOINT: "http://c", name: "smoke"})
 
 
 def test_numbers_arrive_at_a_collector_under_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,14 +84,12 @@ def test_numbers_arrive_at_a_collector_under_their_names(monkeypatch: pytest.Mon
     assert (found["time/step"].unit, found["perf/wait_time_ratio"].unit) == ("s", "1")
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize("by", ["grpc", "http/protobuf"])
 @pytest.mark.filterwarnings("ignore")
-def test_a_collector_that_is_away_costs_a_moment_at_the_end(
-    protocol: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collector_that_is_away_costs_a_moment_at_the_end(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")
     began = time.monotonic()
-    with exported(protocol, "mine", flush_seconds=0.1) as telemetry:
+    with exported(by, "mine", flush_seconds=0.1) as telemetry:
         telemetry.record({"time/step": 1.0})
     assert time.monotonic() - began < 15.0
 
