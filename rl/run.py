@@ -246,7 +246,7 @@ class Session:
             await saver.after_step(loop, row)
 
         parts = Parts(
-            curriculum=self._curriculum(source),
+            curriculum=self.curriculum(source),
             player=player,
             buffer=buffer,
             trainer=engines.trainer,
@@ -332,7 +332,8 @@ class Session:
             advantages=config.advantage_rule,
         )
 
-    def _curriculum(self, source: TaskSource) -> Curriculum:
+    def curriculum(self, source: TaskSource) -> Curriculum:
+        """New, or as the checkpoint has it. Raises ConfigError when that is of another kind."""
         config = self._config
         curriculum: Curriculum
         if config.filter:
