@@ -228,8 +228,7 @@ class Session:
         publisher = Publisher(engines.trainer, engines.generator, engines.model_path, engines.weights)
         await self._go_on(publisher, player, held_out)
         logs = await asyncio.to_thread(StepLogs.open, config.directory, state, self._progress.say)
-        log = logs.metrics
-        earlier = float(log.rows[-1].get("time/wall", 0.0)) if log.rows else 0.0
+        log, earlier = logs.metrics, logs.seconds
         saver = self._saver = self._make_saver(engines.trainer, logs)
         buffer = GroupBuffer(WindowPolicy(config.staleness_bound, config.groups_per_batch))
         pace = self._pacemaker(player, engines.generator, buffer)
@@ -239,9 +238,7 @@ class Session:
 
         async def on_step(row: Row) -> None:
             logs.tasks.write(loop.account_of_step())
-            every = config.heldout.every_steps
-            if every and loop.step % every == 0:
-                row |= _heldout_row(await self._measure(player, held_out, f"at step {loop.step}"))
+            row |= await self._held_out_row(player, held_out, loop.step)
             await observer.step(row)
             await saver.after_step(loop, row)
 
@@ -277,6 +274,13 @@ class Session:
             generator_idle_ratio=idle,
             changes=pace.changes,
         )
+
+    async def _held_out_row(self, player: Player, held_out: HeldOut, step: int) -> Row:
+        """What is measured at this step; nothing when it is not its turn."""
+        every = self._config.heldout.every_steps
+        if not every or step % every:
+            return {}
+        return _heldout_row(await self._measure(player, held_out, f"at step {step}"))
 
     async def _go_on(self, publisher: Publisher, player: Player, held_out: HeldOut) -> None:
         """Makes a resumed run's weights live; measures before training, once in the life of a run."""

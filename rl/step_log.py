@@ -85,6 +85,12 @@ class StepLogs:
         )
         return cls(metrics, tasks)
 
+    @property
+    def seconds(self) -> float:
+        """Of training, up to the last row."""
+        rows = self.metrics.rows
+        return float(rows[-1].get("time/wall", 0.0)) if rows else 0.0
+
     def sync(self) -> dict[str, int]:
         """Puts both on the disk; returns their lengths by name. Raises OSError."""
         self.metrics.sync()

@@ -75,6 +75,8 @@ class TorchTrainer:
             raise ConfigError(f"model {model_path} is not a directory with a config.json")
         prepare_torch(config.threads)
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        # Loading draws from a state that differs from process to process; a run's is the same each time.
+        torch.manual_seed(0)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return cls(model.to(device), config, precision)
 
