@@ -40,6 +40,7 @@ STOP_SECONDS = 8.0
 """After Ctrl-C everything must have ended within 10 s, whatever library is in the middle of what."""
 
 USER_ERRORS = (ConfigError, ModelNotFound, UnknownFamily, BackendUnavailable, PoolNotFound)
+USER_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.ENOENT, errno.EROFS)
 RUN_ERRORS = (RlError, GeneratorDead, UpdateFailed, SandboxdError)
 
 
@@ -166,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         print(f"rl: {error}", file=sys.stderr)
-        return USAGE if error.errno in (errno.ENOSPC, errno.EACCES, errno.ENOENT, errno.EROFS) else FAILED
+        return USAGE if error.errno in USER_FAULTS else FAILED
 
 
 def _line(error: BaseException) -> str:

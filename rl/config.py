@@ -26,6 +26,7 @@ from rl.losses.recipes import (
     LossName,
     Objective,
 )
+from rl.otel import protocol
 from rl.policies import PolicyName, QueueRules
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -42,6 +43,8 @@ class _Section(BaseModel):
 class TrainerConfig(_Section):
     """How one optimiser step is taken."""
 
+    backend: Literal["torch", "fake"] = "torch"
+    """What takes it; `fake` counts steps and changes nothing, for a rehearsal without a model."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """AdamW's rate once it has warmed up; constant from then on."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2
@@ -142,8 +145,10 @@ class EpisodeConfig(_Section):
 
 
 class GeneratorConfig(_Section):
-    """The vLLM engine."""
+    """What draws the tokens."""
 
+    backend: Literal["vllm", "fake"] = "vllm"
+    """Whose engine; `fake` can only add, for a rehearsal without a model."""
     kv_cache_bytes: Annotated[int, Field(ge=1 << 26)] = 1 << 30
     """Memory for keys and values."""
     compiled: bool = False
@@ -205,7 +210,9 @@ class Config(_Section):
     samples_per_group: Annotated[int, Field(ge=2, le=1024)] = 8
     """Attempts at each task, compared with one another."""
     concurrent_episodes: Count = 64
-    """Episodes that run at once."""
+    """Episodes that run at once, at most."""
+    adapt_concurrency: bool = True
+    """Run fewer at once while sandboxes are short or fail, or the engine's cache is full."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the factors in matrix products; auto is bfloat16 where the processors have matrix units for it."""
     staleness_bound: Annotated[int, Field(ge=0, le=64)] = 1
@@ -213,11 +220,13 @@ class Config(_Section):
     filter: bool = True
     """Choose tasks by solve rate and replace groups without a signal. Off: equal shares, nothing replaced."""
     checkpoint_every_steps: Annotated[int, Field(ge=0)] = 10
-    """Save after so many steps; only at Ctrl-C when 0."""
+    """Save after so many steps; only at the end and at Ctrl-C when 0."""
+    checkpoints_kept: Count = 2
+    """So many of the newest stay, and the one that scored best on the held-out problems."""
     queue: Annotated[QueueConfig, Field(validate_default=True)] = QueueConfig()
     trainer: TrainerConfig = TrainerConfig()
     episode: Annotated[EpisodeConfig, Field(validate_default=True)] = EpisodeConfig()
-    generator: GeneratorConfig = GeneratorConfig()
+    generator: Annotated[GeneratorConfig, Field(validate_default=True)] = GeneratorConfig()
     sandboxes: SandboxesConfig = Field(default_factory=SandboxesConfig)
     heldout: HeldOutConfig = HeldOutConfig()
 
@@ -259,6 +268,14 @@ class Config(_Section):
             )
         return value
 
+    @field_validator("generator")
+    @classmethod
+    def _weights_fit(cls, value: GeneratorConfig, info: ValidationInfo) -> GeneratorConfig:
+        trainer = info.data.get("trainer")
+        if trainer is not None and trainer.backend == "fake" and value.backend != "fake":
+            raise ValueError("a fake trainer has no weights for it: set generator.backend to 'fake', too")
+        return value
+
     @property
     def advantage_rule(self) -> AdvantageRule:
         """How the rewards of a group are compared."""
@@ -291,6 +308,11 @@ def _toml_line(key: str, value: Any) -> str | None:
 def endpoint_key() -> str | None:
     """The key of an OpenAI-compatible endpoint, from OPENAI_API_KEY."""
     return os.environ.get("OPENAI_API_KEY") or None
+
+
+def metrics_protocol() -> str | None:
+    """How OpenTelemetry metrics are exported; None when they are not. Raises ConfigError."""
+    return protocol("metrics", os.environ)
 
 
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:

@@ -6,6 +6,8 @@ JSON and equal bit for bit after a round trip, so a resumed run draws the tasks 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 
 from rl.errors import Exhausted
 from rl.tasks import TaskSource
+from rl.tasks.source import SEEDS_OF_A_RUN
 from rl.types import Task
 
 Place = tuple[str, int]
@@ -38,6 +41,12 @@ class Curriculum(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+def digest(curriculum: Curriculum) -> str:
+    """Of its whole state, in 16 hexadecimal digits."""
+    state = json.dumps(curriculum.state_dict(), sort_keys=True)
+    return hashlib.blake2b(state.encode(), digest_size=8).hexdigest()
+
+
 class _Drawer:
     """The random state and the number of tasks already drawn at each place."""
 
@@ -50,7 +59,7 @@ class _Drawer:
     def draw(self, place: Place) -> Task:
         number = self.drawn.get(place, 0)
         self.drawn[place] = number + 1
-        return self.source.train(*place, self.seed * 1_000_000 + number)
+        return self.source.train(*place, self.seed * SEEDS_OF_A_RUN + number)
 
     def choose(self, places: Sequence[Place], weights: Sequence[float]) -> Place:
         return self.rng.choices(places, weights)[0]

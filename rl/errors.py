@@ -3,6 +3,7 @@
 RlError
 ├── ConfigError      the user must change the configuration or the command line: exit code 2
 ├── TrainerDead      the trainer process is gone; what it had not saved is lost
+├── CheckpointFailed a checkpoint could not be written: training goes on, those before it stand
 ├── NonFiniteStep    loss or gradient was not finite; the weights are those of the step before
 ├── StarvedError     no batch can be filled: a producer returned early, or every group is dropped
 ├── Exhausted        the tasks have run out: the run ends early, and well
@@ -22,6 +23,10 @@ class ConfigError(RlError):
 
 class TrainerDead(RlError):
     """The trainer process ended while the loop needed it."""
+
+
+class CheckpointFailed(RlError):
+    """The disk is full, read-only or broken; the checkpoints that were there still are."""
 
 
 class NonFiniteStep(RlError):

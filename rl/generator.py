@@ -78,7 +78,8 @@ class GeneratorStats:
 
     `cached_tokens` are those of `prompt_tokens` that earlier requests had computed already.
     `busy_seconds` is the time during which at least one request ran, `paused_seconds` the time that
-    weight updates stopped the engine.
+    weight updates stopped the engine. `kv_cache_usage` is the share of the cache that requests hold now,
+    `queued` how many wait for a place in it, `preemptions` how often one lost its place.
     """
 
     running: int
@@ -89,6 +90,9 @@ class GeneratorStats:
     busy_seconds: float
     paused_seconds: float
     updates: int
+    kv_cache_usage: float = 0.0
+    queued: int = 0
+    preemptions: int = 0
 
 
 class Generator(Protocol):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextvars
 import enum
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rl.errors import LedgerError
 from rl.generator import Generation, Generator, GeneratorStats, Sampling
@@ -62,13 +64,27 @@ class Column:
     def missing(self) -> int:
         return self.generated - self.fates.total()
 
+    def move(self, reason: str, amount: int, *, to: Fate) -> None:
+        """Enters as another fate what counts as left over."""
+        self.fates[Fate.LEFT_OVER] -= amount
+        self.settle(to, reason, amount)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generated": self.generated, "fates": dict(self.fates), "reasons": dict(self.reasons)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Column:
+        fates = Counter({Fate(name): count for name, count in state["fates"].items()})
+        return cls(state["generated"], fates, Counter(state["reasons"]))
+
 
 class Ledger:
     """The books of one run."""
 
-    def __init__(self) -> None:
-        self.episodes = Column()
-        self.tokens = Column()
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+        """With `state`, what `state_dict` returned, the books go on from there."""
+        self.episodes = Column.from_state(state["episodes"]) if state else Column()
+        self.tokens = Column.from_state(state["tokens"]) if state else Column()
         self._open: set[Account] = set()
 
     def open(self) -> Account:
@@ -103,6 +119,19 @@ class Ledger:
         for account in tuple(self._open):
             self.settle(account, Fate.LEFT_OVER)
         return remaining
+
+    def state_dict(self, settled: Iterable[tuple[Account, Fate, str]] = ()) -> dict[str, Any]:
+        """The books for a checkpoint, in which what is still open counts as left over, for a resumed run
+        plays it again. But `settled` are accounts whose fate is known already, though not yet entered.
+        """
+        episodes, tokens = (Column.from_state(column.state_dict()) for column in (self.episodes, self.tokens))
+        for account in self._open:
+            episodes.settle(Fate.LEFT_OVER, "", 1)
+            tokens.settle(Fate.LEFT_OVER, "", account.tokens)
+        for account, fate, reason in settled:
+            episodes.move(reason, 1, to=fate)
+            tokens.move(reason, account.tokens, to=fate)
+        return {"episodes": episodes.state_dict(), "tokens": tokens.state_dict()}
 
     def check(self) -> None:
         """Raises LedgerError unless generated = trained + discarded + left over + evaluated, twice."""

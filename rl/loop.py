@@ -17,14 +17,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rl.advantage import DEFAULT_RULE, AdvantageRule, scored_advantages
 from rl.batching import pack_group
 from rl.buffer import GroupBuffer, Ready, Taken
 from rl.checkpoint import LoopState
-from rl.curriculum import Curriculum
+from rl.curriculum import Curriculum, digest
 from rl.errors import Exhausted, NonFiniteStep, StarvedError
 from rl.group_play import GroupPlay, GroupRules
+from rl.ledger import Account, Fate
 from rl.length_bias import LengthBias
 from rl.metrics import Interval, Row, fate_of, training_row, wait_ratio
 from rl.player import Played, Player
@@ -101,12 +103,17 @@ class Loop:
         """Keys of unsettled tasks that the curriculum has heard about."""
         self.ended_because = ""
         """Why the tasks ran out; empty while they have not."""
-        self.waiting_seconds = 0.0
-        self.training_seconds = 0.0
+        self.waiting_seconds = resumed.waiting_seconds if resumed else 0.0
+        self.training_seconds = resumed.training_seconds if resumed else 0.0
+        self.trained_keys: tuple[str, ...] = ()
+        """Tasks that the newest step trained on, in order."""
+        self._dropped = dict(resumed.dropped if resumed else {})
         self._parts = parts
         self._plan = plan
         self._pending = deque(resumed.pending if resumed else ())
         self._members: dict[int, list[Played]] = {}
+        self._in_step: list[tuple[Account, Fate, str]] = []
+        """What becomes of the episodes of the step under way when it succeeds."""
         self._interval = Interval()
         self._barren = 0
         self._lost = 0
@@ -130,7 +137,24 @@ class Loop:
             curriculum=self._parts.curriculum.state_dict(),
             pending=tuple(pending),
             observed=tuple(task.key for task in pending if task.key in self._observed),
+            dropped=dict(self._dropped),
+            waiting_seconds=self.waiting_seconds,
+            training_seconds=self.training_seconds,
+            ledger=self._parts.player.ledger.state_dict(self._in_step if ahead else ()),
         )
+
+    def account_of_step(self, step: int | None = None) -> dict[str, Any]:
+        """What became of tasks since the step before, told once: those that this step trained on, in order,
+        and those dropped, with the reason. `curriculum` is a digest of its state: runs of a seed that are in
+        step with one another have the same.
+        """
+        dropped, self._dropped = self._dropped, {}
+        return {
+            "step": self.step if step is None else step,
+            "trained": list(self.trained_keys),
+            "dropped": dropped,
+            "curriculum": digest(self._parts.curriculum),
+        }
 
     async def run(self) -> None:
         """Trains until the plan is fulfilled. Raises what ended it early, the first error of any stage."""
@@ -276,13 +300,21 @@ class Loop:
         rule = self._plan.advantages
         packed = [group for group in (pack_group(ready.group, rule) for ready in batch) if group is not None]
         if not packed:
+            self.trained_keys = ()
             for ready in batch:
                 self._drop(ready.ticket, ready.group.task, "zero_advantage")
             return None
+        self.trained_keys = tuple(group.task_key for group in packed)
+        self._in_step = [
+            (member.account, *fate_of(member, self._why_untrained(ready)))
+            for ready in batch
+            for member in self._members[ready.ticket]
+        ]
         try:
             report = await self._parts.trainer.step(Batch(self.step + 1, tuple(packed)))
         except NonFiniteStep:
             self._non_finite += 1
+            self.trained_keys = ()
             if self._non_finite >= NON_FINITE_STEPS:
                 raise
             for ready in batch:
@@ -290,14 +322,15 @@ class Loop:
             return None
         self._non_finite = self._stale = 0
         self._parts.buffer.mark_trained(ready.ticket for ready in batch)
-        trained_keys = {group.task_key for group in packed}
         for ready in batch:
-            reason = None if ready.group.task.key in trained_keys else "zero_advantage"
-            self._settle(ready.ticket, ready.group.task, reason)
+            self._settle(ready.ticket, ready.group.task, self._why_untrained(ready))
         masked = int(report.extra.get("masked_tokens", 0))
         if masked:
             self._parts.player.ledger.withdraw_tokens(masked, "no_logprob")
         return report
+
+    def _why_untrained(self, ready: Ready) -> str | None:
+        return None if ready.group.task.key in self.trained_keys else "zero_advantage"
 
     def _drop(self, ticket: int, task: Task, reason: str) -> None:
         self._parts.buffer.drop(ticket, reason)
@@ -306,6 +339,8 @@ class Loop:
     def _settle(self, ticket: int, task: Task, reason: str | None) -> None:
         """Enters every member of a group in the ledger: trained (None), or dropped for `reason`."""
         self._observed.discard(task.key)
+        if reason is not None:
+            self._dropped[task.key] = reason
         for member in self._members.pop(ticket):
             fate, why = fate_of(member, reason)
             self.lengths.note(member.account.tokens, fate, why)

@@ -1,16 +1,14 @@
-"""What is measured at each step: names in one place, gathered between two steps, written as JSON lines.
+"""What is measured at each step: names in one place, gathered between two steps.
 
-Names follow those in use elsewhere where one exists. Suffix `_s` is seconds; rates and ratios lie in
-[0, 1]; everything else is a count.
+Names follow those in use elsewhere where one exists. Suffix `_s` is seconds, `_tok_s` tokens a second,
+`_rate` times a second but in `solve_rate`; ratios lie in [0, 1]; everything else is a count.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 
 from rl.ledger import Fate
 from rl.player import Played
@@ -103,26 +101,6 @@ def wait_ratio(waiting: float, training: float) -> float:
     """
     total = waiting + training
     return waiting / total if total > 0 else 0.0
-
-
-class MetricsLog:
-    """`metrics.jsonl`, one row a step, and the same rows in memory for the report."""
-
-    def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
-        """With `resume_after`, rows up to that step are kept and later ones dropped; else it starts empty."""
-        self._path = path
-        self.rows: list[Row] = []
-        if resume_after is not None and path.is_file():
-            lines = path.read_text().splitlines()
-            self.rows = [row for row in map(json.loads, lines) if row["step"] <= resume_after]
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in self.rows))
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """Appends a row. It must hold `step`."""
-        kept = dict(row)
-        self.rows.append(kept)
-        with self._path.open("a") as file:
-            file.write(f"{json.dumps(kept)}\n")
 
 
 def fate_of(member: Played, group_reason: str | None) -> tuple[Fate, str]:

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rl.generator import Generator
-from rl.metrics import MetricsLog, Row, latency_row
+from rl.metrics import Row, latency_row
+from rl.pace import Pacemaker
 from rl.progress import Progress
 from rl.sandboxes import DaemonSandboxes
+from rl.step_log import StepLog
+from rl.telemetry import Telemetry
 from sandboxd import Client, PoolStats
 
 Totals = dict[str, int]
@@ -23,6 +26,8 @@ class Watched:
     pool: str
     sandboxes: DaemonSandboxes
     generator: Generator
+    pace: Pacemaker
+    telemetry: Telemetry
 
 
 class Observer:
@@ -31,11 +36,15 @@ class Observer:
     def __init__(
         self,
         watched: Watched,
-        log: MetricsLog,
+        log: StepLog,
         progress: Progress,
+        *,
+        earlier: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`earlier`: seconds of training before the checkpoint that the run was resumed from."""
         self.log = log
+        self._earlier = earlier
         self._watched = watched
         self._progress = progress
         self._clock = clock
@@ -50,8 +59,11 @@ class Observer:
         row |= pool_row(stats)
         row |= latency_row("sandbox/acquire", self._watched.sandboxes.drain_waits())
         row |= self._prompt_row()
-        row["time/wall"] = self._clock() - self._began
+        row["time/wall"] = self._earlier + self._clock() - self._began
         row["perf/generator_idle_ratio"] = self.idle_ratio()
+        row["rollout/episode_rate"] = row.get("rollout/episodes", 0.0) / max(row.get("time/step", 0.0), 1e-9)
+        row |= self._watched.pace.row()
+        self._watched.telemetry.record(row)
         self.log.write(row)
         self._progress.step(row, stats)
 
@@ -79,6 +91,7 @@ def pool_row(stats: PoolStats) -> Row:
         "sandbox/active": float(stats.active),
         "sandbox/waiting": float(stats.waiting),
         "sandbox/start_failures": float(stats.start_failures_total),
+        "sandbox/start_rate": stats.starts_per_second,
     }
     if stats.start_seconds is not None:
         row["sandbox/start_s"] = stats.start_seconds

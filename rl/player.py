@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rl.errors import LedgerError
 from rl.ledger import Account, Ledger
+from rl.permits import Permits
 from rl.types import Cancelled, Episode, StopReason, Task, TokenIds
 
 
@@ -70,9 +71,23 @@ class Player:
     def __init__(self, rollout: Playable, ledger: Ledger, *, concurrent: int, episode_seconds: float) -> None:
         self.ledger = ledger
         self._rollout = rollout
-        self._permits = asyncio.Semaphore(concurrent)
+        self._permits = Permits(concurrent)
         self._episode_seconds = episode_seconds
         self.running = 0
+
+    @property
+    def limit(self) -> int:
+        """Episodes that may run at once. A lower one ends none that runs."""
+        return self._permits.limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._permits.limit = limit
+
+    @property
+    def waiting(self) -> int:
+        """Episodes that wait for their turn."""
+        return self._permits.waiting
 
     def prompt(self, task: Task) -> TokenIds:
         return self._rollout.prompt(task)

@@ -13,6 +13,10 @@ from rich.table import Table
 from sandboxd import PoolStats
 
 SHOWN_ROWS = 8
+COLUMNS = (
+    *("STEP", "SOLVED", "TOKENS/S", "BUFFER", "EPISODES", "WAIT"),
+    *("SANDBOXES WARM/ACTIVE/FAILED", "LEFT"),
+)
 
 
 class Progress:
@@ -77,6 +81,7 @@ class Progress:
             "SOLVED": f"{row.get('solve_rate/all', float('nan')):.2f}",
             "TOKENS/S": f"{row.get('rollout/generated_tok_s', 0.0):.0f}",
             "BUFFER": f"{row.get('buffer/depth', 0.0):.0f}",
+            "EPISODES": f"{row.get('rollout/inflight', 0.0):.0f}{_of(row.get('concurrency/max_inflight'))}",
             "WAIT": f"{row.get('perf/wait_time_ratio', 0.0):.0%}",
             "SANDBOXES WARM/ACTIVE/FAILED": sandboxes,
             "LEFT": self._remaining(row["step"]),
@@ -96,8 +101,12 @@ class Progress:
 
     def _table(self) -> Table:
         table = Table(box=None)
-        for name in ("STEP", "SOLVED", "TOKENS/S", "BUFFER", "WAIT", "SANDBOXES WARM/ACTIVE/FAILED", "LEFT"):
+        for name in COLUMNS:
             table.add_column(name, justify="right")
         for cells in self._rows:
             table.add_row(*cells)
         return table
+
+
+def _of(limit: float | None) -> str:
+    return "" if limit is None else f"/{limit:.0f}"

@@ -52,7 +52,14 @@ def write_report(run: Path) -> Path:
     config = (run / "config.toml").read_text()
     title = f"Run {run.name}"
     body = "\n".join(
-        [_head(title, summary), _held_out(summary), *_pictures(rows), _books(summary), _config(config)]
+        [
+            _head(title, summary),
+            _held_out(summary),
+            *_pictures(rows),
+            _changes(summary),
+            _books(summary),
+            _config(config),
+        ]
     )
     target = run / "report.html"
     target.write_text(PAGE.format(title=html.escape(title), body=body))
@@ -120,7 +127,11 @@ def _pictures(rows: list[dict[str, float]]) -> Iterable[str]:
         ),
         ("Levels open", "How far the curriculum has opened each family.", _levels(rows)),
         ("Wait ratio", "Share of the step in which the trainer had nothing to train.", _wait(rows)),
-        ("Queue", "Finished groups that waited for the trainer, and episodes under way.", _queue(rows)),
+        (
+            "Queue",
+            "Finished groups that waited for the trainer, episodes under way, and how many may be.",
+            _queue(rows),
+        ),
         (
             "Staleness",
             "Weight versions between sampling and training, queue time included.",
@@ -167,7 +178,11 @@ def _wait(rows: list[dict[str, float]]) -> Chart:
 
 
 def _queue(rows: list[dict[str, float]]) -> Chart:
-    names = {"buffer/depth": "groups ready", "rollout/inflight": "episodes under way"}
+    names = {
+        "buffer/depth": "groups ready",
+        "rollout/inflight": "episodes under way",
+        "concurrency/max_inflight": "episodes allowed",
+    }
     return Chart("Queue depth", "count", _lines(rows, names))
 
 
@@ -196,6 +211,21 @@ def _times(rows: list[dict[str, float]]) -> Chart:
         "time/publish": "publishing weights",
     }
     return Chart("Time of each step", "seconds", _lines(rows, names))
+
+
+def _changes(summary: Mapping[str, Any]) -> str:
+    """When and why more or fewer episodes were allowed at once; nothing where they never were."""
+    rows = [
+        f"<tr><td>{change['at']:.0f} s</td><td>{change['before']} → {change['after']}</td>"
+        f"<td>{html.escape(change['reason'])}</td></tr>"
+        for change in summary.get("concurrency", [])
+    ]
+    if not rows:
+        return ""
+    head = (
+        "<h2>Episodes at once</h2><p class='soft'>What the limit was changed for, since the last start.</p>"
+    )
+    return f"{head}<div class='wide'><table>{''.join(rows)}</table></div>"
 
 
 def _books(summary: Mapping[str, Any]) -> str:

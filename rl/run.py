@@ -12,37 +12,43 @@ from pathlib import Path
 from typing import Any
 
 from rl.buffer import GroupBuffer
-from rl.checkpoint import LoopState, newest_checkpoint, read_state, write_checkpoint
-from rl.config import Config, EpisodeConfig
+from rl.checkpoint import LoopState, newest_checkpoint, read_state, remove_leftovers
+from rl.config import Config, EpisodeConfig, metrics_protocol
 from rl.curriculum import Curriculum, SolveRateBands, Uniform
-from rl.dialogue import Dialogue
-from rl.errors import ConfigError, TrainerDead
+from rl.dialogue import Dialogue, Tokenizer
+from rl.errors import CheckpointFailed, ConfigError
 from rl.evaluation import evaluate
+from rl.fakes import FakeTrainer
 from rl.generator import Generator
+from rl.generators.fake import ByteTokenizer
 from rl.generators.vllm import VllmSettings, open_vllm
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
-from rl.metrics import MetricsLog, Row
+from rl.metrics import Row
 from rl.model import ChatTokenizer, prepare_model
 from rl.observer import Observer, Watched
+from rl.pace import CountedRollout, Paced, Pacemaker
 from rl.player import Player
 from rl.policies import build_policy
 from rl.precision import Precision, resolve
 from rl.progress import Progress
+from rl.rehearsal import empty_model, fake_generator
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
 from rl.sandboxes import DaemonSandboxes, own_daemon
+from rl.saving import Saved, Saver
+from rl.step_log import StepLogs
 from rl.summary import Results, check_sandboxes, summarise
 from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
+from rl.telemetry import Telemetry, exported
 from rl.trainer_process import Trainer, start_trainer
 from rl.weights import Publisher, weights_directory
 from sandboxd import Client
 
-SAVE_SECONDS = 6.5
-"""The longest that saving may take after Ctrl-C, which must end within 10 s in all."""
-
 AFTER_SHARE = 0.8
 """The measurement after training takes 0.55 to 0.7 of the first one's time: trained turns are short."""
+
+SETTINGS_FILE = "config.toml"
 
 REPORT_SECONDS = 3.0
 """Kept free at the end of a run with a time limit, for the report and for stopping the processes."""
@@ -56,6 +62,7 @@ class Engines:
     trainer: Trainer
     model_path: Path
     weights: Path
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,8 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
     """Trains and measures; returns the summary, which lies in the run's directory beside the report.
 
     `began` is when the program started, on time.monotonic: a time limit counts from there. Raises
-    ConfigError before anything costly, LedgerError after the report is written.
+    ConfigError before anything costly, and after the report is written LedgerError, or CheckpointFailed when
+    what was trained last is not saved.
     """
     source = task_source(config)
     held_out = build_held_out(source, per_kind=config.heldout.per_kind, per_level=config.heldout.per_level)
@@ -83,7 +91,9 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
         before = await control.get_pool(config.sandboxes.pool)
         engines = await stack.enter_async_context(open_engines(config, start, progress))
         session = Session(config, start, progress, began)
-        ledger = Ledger()
+        telemetry = stack.enter_context(exported(metrics_protocol(), config.name))
+        session.telemetry = telemetry
+        ledger = Ledger(start.state.ledger if start.state else None)
         async with Client(address) as client:
             results = await session.play(engines, Leasing(control, client), ledger, (source, held_out))
         after = await control.get_pool(config.sandboxes.pool)
@@ -94,6 +104,8 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
     ledger.check()
     if not config.sandboxes.address:
         check_sandboxes(before, after)
+    if session.unsaved is not None:
+        raise session.unsaved
     return summary
 
 
@@ -113,17 +125,19 @@ def find_start(config: Config, *, resume: bool) -> Start:
     """Prepares the run's directory. A run of the same name that is not resumed is moved aside."""
     directory = config.directory
     checkpoint = newest_checkpoint(directory / "checkpoints")
-    if resume and checkpoint is None:
-        raise ConfigError(f"there is no checkpoint under {directory / 'checkpoints'}; leave out --resume")
+    if resume and not (directory / SETTINGS_FILE).is_file():
+        raise ConfigError(f"there is no run in {directory} to go on with; leave out --resume")
     if resume and checkpoint is not None:
+        remove_leftovers(checkpoint.parent)
         return Start(checkpoint, read_state(checkpoint))
+    # A run that ended before it saved anything has nothing to go on from: it begins anew.
     if directory.exists():
         number = 1
         while (aside := directory.with_name(f"{directory.name}.old-{number}")).exists():
             number += 1
         directory.rename(aside)
     directory.mkdir(parents=True)
-    (directory / "config.toml").write_text(config.as_toml())
+    (directory / SETTINGS_FILE).write_text(config.as_toml())
     return Start()
 
 
@@ -144,22 +158,31 @@ def engine_settings(config: Config, model_path: Path, log: Path, precision: Prec
 @asynccontextmanager
 async def open_engines(config: Config, start: Start, progress: Progress) -> AsyncIterator[Engines]:
     """Starts the generator and the trainer side by side, for the length of the block."""
-    progress.say("preparing the model")
-    model_path = await asyncio.to_thread(prepare_model, config.model, config.models_dir)
+    rehearsed = config.trainer.backend == "fake"
+    if rehearsed:
+        model_path = await asyncio.to_thread(empty_model, config.directory / "model")
+    else:
+        progress.say("preparing the model")
+        model_path = await asyncio.to_thread(prepare_model, config.model, config.models_dir)
+    tokenizer = ByteTokenizer() if rehearsed else ChatTokenizer(model_path)
     logs = config.directory.resolve() / "logs"
     await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
     precision = resolve(config.precision)
     settings = engine_settings(config, model_path, logs / "vllm.log", precision)
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
-        trainer = await stack.enter_async_context(start_trainer(logs / "trainer.log"))
-        progress.say(f"starting the generator and the trainer, in {precision}")
+        trainer: Trainer = FakeTrainer()
+        generator: Generator = fake_generator(tokenizer, config.seed)
         async with asyncio.TaskGroup() as starting:
-            starting.create_task(trainer.load(model_path.resolve(), config.trainer, precision))
-            generator = await stack.enter_async_context(open_vllm(settings))
+            if not rehearsed:
+                trainer = process = await stack.enter_async_context(start_trainer(logs / "trainer.log"))
+                progress.say(f"starting the generator and the trainer, in {precision}")
+                starting.create_task(process.load(model_path.resolve(), config.trainer, precision))
+            if config.generator.backend != "fake":
+                generator = await stack.enter_async_context(open_vllm(settings))
         if start.checkpoint is not None:
             await trainer.restore(start.checkpoint.resolve())
-        yield Engines(generator, trainer, model_path.resolve(), weights)
+        yield Engines(generator, trainer, model_path.resolve(), weights, tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +213,8 @@ class Session:
         self._start = start
         self._progress = progress
         self._began = began
-        self._saved_step = -1
-        self._saving: asyncio.Future[None] | None = None
+        self.telemetry = Telemetry()
+        self._saver: Saver | None = None
         self._before: dict[str, Any] = {}
 
     async def play(
@@ -203,29 +226,27 @@ class Session:
         sandboxes = self._sandboxes(leasing.client)
         player = self._player(MeteredGenerator(engines.generator, ledger), sandboxes, engines, source)
         publisher = Publisher(engines.trainer, engines.generator, engines.model_path, engines.weights)
-        if state is not None and state.version > 0:
-            await publisher.publish(state.version)
-        self._before = state.before if state is not None else {}
-        if not self._before:
-            self._before = await self._measure(player, held_out, "before")
-        log = MetricsLog(config.directory / "metrics.jsonl", resume_after=state.step if state else None)
-        watched = Watched(leasing.control, config.sandboxes.pool, sandboxes, engines.generator)
-        observer = Observer(watched, log, self._progress)
+        await self._go_on(publisher, player, held_out)
+        logs = await asyncio.to_thread(StepLogs.open, config.directory, state, self._progress.say)
+        log, earlier = logs.metrics, logs.seconds
+        saver = self._saver = self._make_saver(engines.trainer, logs)
+        policy = build_policy(config.queue.rules, config.staleness_bound, config.groups_per_batch)
+        buffer = GroupBuffer(policy)
+        pace = self._pacemaker(player, engines.generator, buffer)
+        pool, control = config.sandboxes.pool, leasing.control
+        watched = Watched(control, pool, sandboxes, engines.generator, pace, self.telemetry)
+        observer = Observer(watched, log, self._progress, earlier=earlier)
 
         async def on_step(row: Row) -> None:
-            every = config.heldout.every_steps
-            if every and loop.step % every == 0:
-                row |= _heldout_row(await self._measure(player, held_out, f"at step {loop.step}"))
+            logs.tasks.write(loop.account_of_step())
+            row |= await self._held_out_row(player, held_out, loop.step)
             await observer.step(row)
-            if config.checkpoint_every_steps and loop.step % config.checkpoint_every_steps == 0:
-                await self._save(engines.trainer, loop)
+            await saver.after_step(loop, row)
 
         parts = Parts(
-            curriculum=self._curriculum(source),
+            curriculum=self.curriculum(source),
             player=player,
-            buffer=GroupBuffer(
-                build_policy(config.queue.rules, config.staleness_bound, config.groups_per_batch)
-            ),
+            buffer=buffer,
             trainer=engines.trainer,
             publisher=publisher,
             on_step=on_step,
@@ -235,10 +256,11 @@ class Session:
         self._progress.until(plan.deadline)
         self._progress.say("training")
         began = time.monotonic()
-        await self._train(loop, engines.trainer)
+        async with pace.running(control, pool):
+            await saver.train(loop)
         if loop.ended_because:
             self._progress.say(f"training ends after step {loop.step}: {loop.ended_because}")
-        loop_seconds, idle = time.monotonic() - began, observer.idle_ratio()
+        loop_seconds, idle = earlier + time.monotonic() - began, observer.idle_ratio()
         after = await self._measure(player, held_out, "after")
         return Results(
             before=self._before,
@@ -251,27 +273,51 @@ class Session:
             loop_seconds=loop_seconds,
             wall_seconds=self._wall_seconds(),
             generator_idle_ratio=idle,
+            changes=pace.changes,
         )
 
-    async def _train(self, loop: Loop, trainer: Trainer) -> None:
-        """Runs the loop and saves what it reached, however it ends; in haste when it is interrupted."""
-        try:
-            await loop.run()
-        except asyncio.CancelledError:
-            try:
-                async with asyncio.timeout(SAVE_SECONDS):
-                    if self._saving is not None:
-                        await self._saving
-                    await self._save(trainer, loop)
-            except TimeoutError:
-                self._progress.say(f"not saved within {SAVE_SECONDS:g} s: the checkpoint before is the last")
-            raise
-        except TrainerDead:
-            raise
-        except Exception:
-            await self._save(trainer, loop)
-            raise
-        await self._save(trainer, loop)
+    async def _held_out_row(self, player: Player, held_out: HeldOut, step: int) -> Row:
+        """What is measured at this step; nothing when it is not its turn."""
+        every = self._config.heldout.every_steps
+        if not every or step % every:
+            return {}
+        return _heldout_row(await self._measure(player, held_out, f"at step {step}"))
+
+    async def _go_on(self, publisher: Publisher, player: Player, held_out: HeldOut) -> None:
+        """Makes a resumed run's weights live; measures before training, once in the life of a run."""
+        state = self._start.state
+        if state is not None and state.version > 0:
+            await publisher.publish(state.version)
+        self._before = state.before if state is not None else {}
+        if not self._before:
+            self._before = await self._measure(player, held_out, "before")
+
+    def _pacemaker(self, player: Player, generator: Generator, buffer: GroupBuffer) -> Pacemaker:
+        return Pacemaker(
+            Paced(player, self._rollout, generator, buffer, self._config.groups_per_batch),
+            self._progress.say,
+            adapt=self._config.adapt_concurrency,
+            tell=self.telemetry.record,
+        )
+
+    @property
+    def unsaved(self) -> CheckpointFailed | None:
+        """Why what was trained last is not saved; None when it is."""
+        return self._saver.failure if self._saver else None
+
+    def _make_saver(self, trainer: Trainer, logs: StepLogs) -> Saver:
+        config, state = self._config, self._start.state
+
+        def finish(found: LoopState) -> LoopState:
+            return replace(found, before=self._before, wall_seconds=self._wall_seconds())
+
+        directory = config.directory.resolve() / "checkpoints"
+        return Saver(
+            Saved(directory, trainer, logs, finish, self._progress.say),
+            every_steps=config.checkpoint_every_steps,
+            newest=config.checkpoints_kept,
+            last=state.step if state else -1,
+        )
 
     def _wall_seconds(self) -> float:
         """Since the program started, and what a resumed run had spent before."""
@@ -293,7 +339,8 @@ class Session:
             min_samples=config.queue.min_samples,
         )
 
-    def _curriculum(self, source: TaskSource) -> Curriculum:
+    def curriculum(self, source: TaskSource) -> Curriculum:
+        """New, or as the checkpoint has it. Raises ConfigError when that is of another kind."""
         config = self._config
         curriculum: Curriculum
         if config.filter:
@@ -302,7 +349,13 @@ class Session:
             places = [(family, level) for family, count in source.levels().items() for level in range(count)]
             curriculum = Uniform(source, places, seed=config.seed)
         if self._start.state is not None:
-            curriculum.load_state_dict(self._start.state.curriculum)
+            try:
+                curriculum.load_state_dict(self._start.state.curriculum)
+            except KeyError as error:
+                raise ConfigError(
+                    f"filter = {config.filter}: the checkpoint is of a run with another curriculum, for it "
+                    f"has no {error}; resume with the settings that the run began with"
+                ) from error
         return curriculum
 
     def _sandboxes(self, client: Client) -> DaemonSandboxes:
@@ -314,10 +367,10 @@ class Session:
     ) -> Player:
         config = self._config.episode
         limits = episode_limits(config)
-        dialogue = Dialogue(ChatTokenizer(engines.model_path))
-        rollout = Rollout(generator, sandboxes, dialogue, source, limits=limits)
+        dialogue = Dialogue(engines.tokenizer)
+        self._rollout = CountedRollout(Rollout(generator, sandboxes, dialogue, source, limits=limits))
         return Player(
-            rollout,
+            self._rollout,
             generator.ledger,
             concurrent=self._config.concurrent_episodes,
             episode_seconds=config.seconds,
@@ -328,23 +381,6 @@ class Session:
         result = await evaluate(player, held_out.benchmark, held_out.mix)
         self._progress.say(f"held-out {when}: {result.describe()}")
         return result.as_dict()
-
-    async def _save(self, trainer: Trainer, loop: Loop) -> None:
-        """Saves unless this step is saved already or nothing has been trained."""
-        if loop.step == self._saved_step or loop.step == 0:
-            return
-        # Shielded: an interruption while it writes lets it finish rather than begin again.
-        self._saving = asyncio.ensure_future(self._write_checkpoint(trainer, loop))
-        await asyncio.shield(self._saving)
-
-    async def _write_checkpoint(self, trainer: Trainer, loop: Loop) -> None:
-        step = loop.step
-
-        def state_at(version: int) -> LoopState:
-            return replace(loop.state(version), before=self._before, wall_seconds=self._wall_seconds())
-
-        await write_checkpoint(self._config.directory.resolve() / "checkpoints", trainer, state_at)
-        self._saved_step = step
 
 
 def _heldout_row(measured: dict[str, Any]) -> Row:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+from rl.concurrency import Change
 from rl.config import Config
 from rl.errors import LedgerError
 from rl.ledger import Ledger
@@ -31,6 +32,7 @@ class Results:
     loop_seconds: float
     wall_seconds: float
     generator_idle_ratio: float
+    changes: list[Change]
 
 
 def summarise(
@@ -49,6 +51,7 @@ def summarise(
         "loop_s": results.loop_seconds,
         "wait_ratio": wait_ratio(results.waiting_seconds, results.training_seconds),
         "generator_idle_ratio": results.generator_idle_ratio,
+        "concurrency": [asdict(change) for change in results.changes],
         "trained_tokens": tokens["trained"],
         "generated_tokens": tokens["generated"],
         "shared": {

@@ -8,11 +8,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rl import packed_attention
 from rl.batching import PackedPass, pack_pass, plan_passes
 from rl.config import TrainerConfig
-from rl.errors import ConfigError, NonFiniteStep
+from rl.errors import CheckpointFailed, ConfigError, NonFiniteStep
 from rl.losses.recipes import Totals
 from rl.losses.tokens import PassTokens, token_logprobs
 from rl.losses.total import policy_loss
@@ -74,6 +75,8 @@ class TorchTrainer:
             raise ConfigError(f"model {model_path} is not a directory with a config.json")
         prepare_torch(config.threads)
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        # Loading draws from a state that differs from process to process; a run's is the same each time.
+        torch.manual_seed(0)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return cls(model.to(device), config, precision)
 
@@ -197,16 +200,17 @@ class TorchTrainer:
             return self.step_count
 
     def save(self, directory: Path) -> int:
-        """Writes weights and optimiser into an existing directory; returns the step they belong to."""
+        """Writes weights, optimiser and random states into an existing directory; returns the step they
+        belong to. Raises CheckpointFailed when the disk does not take them."""
         with self._weights:
-            save_file(
-                {name: p.detach().contiguous() for name, p in self._parameters.items()},
-                directory / "model.safetensors",
-            )
-            moments = dict(self._moments())
-            save_file(moments, directory / "optimizer.safetensors")
+            weights = {name: p.detach().contiguous() for name, p in self._parameters.items()}
             state = {"step": self.step_count, "updates": self._update_counts()}
-            (directory / "trainer.json").write_text(json.dumps(state))
+            try:
+                save_file(weights, directory / "model.safetensors")
+                save_file(dict(self._moments()) | random_states(), directory / "optimizer.safetensors")
+                (directory / "trainer.json").write_text(json.dumps(state))
+            except (OSError, SafetensorError) as error:
+                raise CheckpointFailed(str(error)) from error
             return self.step_count
 
     def restore(self, directory: Path) -> int:
@@ -227,6 +231,7 @@ class TorchTrainer:
                         "exp_avg_sq": moments[f"exp_avg_sq.{name}"].to(parameter.device),
                     }
             self.step_count = int(state["step"])
+        set_random_states(moments)
         return self.step_count
 
     def _moments(self) -> Iterable[tuple[str, Tensor]]:
@@ -241,6 +246,22 @@ class TorchTrainer:
             for name, parameter in self._parameters.items()
             if "step" in self._optimizer.state[parameter]
         }
+
+
+def random_states() -> dict[str, Tensor]:
+    """The state of torch's generators, as tensors to be saved beside others."""
+    states = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"rng.cuda.{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def set_random_states(saved: Mapping[str, Tensor]) -> None:
+    """Sets what `random_states` returned; devices that are not here are left out."""
+    torch.set_rng_state(saved["rng.cpu"])
+    for number in range(torch.cuda.device_count()):
+        if (state := saved.get(f"rng.cuda.{number}")) is not None:
+            torch.cuda.set_rng_state(state, number)
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rl import frames
 from rl.config import TrainerConfig
-from rl.errors import ConfigError, NonFiniteStep, TrainerDead
+from rl.errors import CheckpointFailed, ConfigError, NonFiniteStep, TrainerDead
 from rl.precision import Precision
 from rl.processes import THREADS
 from rl.types import Batch, StepReport
@@ -31,7 +31,7 @@ ALLOCATOR = ":".join(
 """Keeps freed activations in the process, on huge pages: returning them to the kernel after each layer and
 paging them in again took a quarter of a step (58 against 76 trained tokens a processor-second)."""
 
-ERRORS = {error.__name__: error for error in (ConfigError, NonFiniteStep)}
+ERRORS = {error.__name__: error for error in (CheckpointFailed, ConfigError, NonFiniteStep)}
 
 EXIT_GRACE_SECONDS = 2.0
 """The process ends by itself when its pipe closes; only one that is stopped or swapping is killed."""
@@ -55,7 +55,10 @@ class Trainer(Protocol):
         ...
 
     async def save(self, directory: Path) -> int:
-        """Writes weights and optimiser of the last whole step, also while a step is under way."""
+        """Writes weights and optimiser of the last whole step, also while a step is under way.
+
+        Raises CheckpointFailed, OSError.
+        """
         ...
 
     async def restore(self, directory: Path) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -29,6 +31,9 @@ class FakeGenerator:
     Half of a request's tokens are drawn before the gate and half after it, so a weight update that
     comes while requests wait there splits their spans as a real engine's do. `failing_updates` says
     which versions do not load; `die` ends it as a crashed engine ends.
+
+    The random state that `reply` gets is one of its own for each request, made of the seed, the dialogue, the
+    version and how often that dialogue has been continued: what is drawn depends on no order.
     """
 
     def __init__(
@@ -42,7 +47,8 @@ class FakeGenerator:
     ) -> None:
         self._tokenizer = tokenizer
         self._reply = reply
-        self._rng = random.Random(seed)
+        self._seed = seed
+        self._draws: Counter[int] = Counter()
         self._gate = gate
         self._failing = frozenset(failing_updates)
         self._version = 0
@@ -56,7 +62,7 @@ class FakeGenerator:
     async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
         self._check_alive()
         dialogue = self._tokenizer.decode(context_ids.tolist())
-        text = self._reply(dialogue, self._version, self._rng)
+        text = self._reply(dialogue, self._version, self._random(dialogue))
         ids, finish_reason = self._cut(text, sampling)
         started = self._version
         self._running += 1
@@ -70,6 +76,11 @@ class FakeGenerator:
         logprobs = np.full(len(ids), FAKE_LOGPROB, np.float32)
         spans = _spans(started, self._version, len(ids))
         return Generation(np.array(ids, np.int32), logprobs, spans, finish_reason)
+
+    def _random(self, dialogue: str) -> random.Random:
+        key = zlib.crc32(dialogue.encode())
+        self._draws[key] += 1
+        return random.Random(f"{self._seed}/{self._version}/{self._draws[key]}/{dialogue}")
 
     async def update_weights(self, path: Path, version: int) -> None:
         self._check_alive()

@@ -16,6 +16,7 @@ import numpy as np
 
 from rl.generator import ContextTooLong, Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
 from rl.generators.checks import check_weights
+from rl.generators.engine_stats import EngineStats
 from rl.generators.surroundings import (
     applied_environment,
     engine_environment,
@@ -60,8 +61,8 @@ class VllmSettings:
     update_seconds: float = 60.0
 
 
-def start_engine(settings: VllmSettings) -> AsyncLLM:
-    """Start the engine's processes and load the model; takes 15 to 40 s on two cores."""
+def start_engine(settings: VllmSettings, stats: EngineStats) -> AsyncLLM:
+    """Start the engine's processes and load the model; takes 15 to 40 s on two cores. `stats` is kept up."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -84,7 +85,7 @@ def start_engine(settings: VllmSettings) -> AsyncLLM:
         # on shared memory for a worker process: a third of a core, taken from the workers themselves.
         distributed_executor_backend=UniProcExecutor if settings.in_core else None,
     )
-    return AsyncLLM.from_engine_args(arguments)
+    return AsyncLLM.from_engine_args(arguments, stat_loggers=[stats])
 
 
 class VllmGenerator:
@@ -94,7 +95,8 @@ class VllmGenerator:
     forward passes and keep the running requests, which go on with the new weights.
     """
 
-    def __init__(self, engine: AsyncLLM, settings: VllmSettings) -> None:
+    def __init__(self, engine: AsyncLLM, settings: VllmSettings, stats: EngineStats) -> None:
+        self._stats = stats
         self._open_engine: AsyncLLM | None = engine
         self._broken = False
         self._settings = settings
@@ -202,6 +204,9 @@ class VllmGenerator:
             busy_seconds=busy,
             paused_seconds=self._paused_seconds,
             updates=self._updates,
+            kv_cache_usage=self._stats.kv_cache_usage,
+            queued=self._stats.queued,
+            preemptions=self._stats.preemptions,
         )
 
     def _begin(self, prompt_tokens: int) -> None:
@@ -268,7 +273,7 @@ async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
             around.enter_context(output_to(settings.log_path))
             start = _Start(settings)
             try:
-                generator = VllmGenerator(await start.finish(), settings)
+                generator = VllmGenerator(await start.finish(), settings, start.stats)
             except BaseException:
                 start.abandon(around.pop_all(), held.pop_all())
                 raise
@@ -283,6 +288,7 @@ class _Start:
 
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
+        self.stats = EngineStats()
         # Handed over in a list, not returned: the thread's frames outlive it, for vLLM keeps one of them, and
         # would keep the engine until the interpreter ends.
         self._started: list[AsyncLLM] = []
@@ -306,7 +312,7 @@ class _Start:
 
     def _run(self) -> None:
         try:
-            self._started.append(start_engine(self._settings))
+            self._started.append(start_engine(self._settings, self.stats))
         finally:
             self._over = True
             self._clean_up()

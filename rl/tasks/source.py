@@ -15,6 +15,8 @@ AnyFamily = Family | Sandboxed
 
 HELD_OUT_SHARE = 8  # one question in this many is held out
 ATTEMPTS = 400
+SEEDS_OF_A_RUN = 1_000_000
+"""A run of seed s takes its training tasks' seeds from s times this on."""
 
 
 class UnknownFamily(ValueError):
@@ -45,8 +47,24 @@ class TaskSource:
         return {name: len(family.levels) for name, family in self.families.items()}
 
     def train(self, family: str, level: int, seed: int) -> Task:
-        """The training task number `seed` of a family and level."""
+        """The training task number `seed` of a family and level.
+
+        A fixed set is gone through in epochs: each problem once, in an order of the epoch's own, before any
+        comes again.
+        """
+        made = self._family(family)
+        if isinstance(made, FixedSet):
+            return self._from_set(made, family, level, seed)
         return self._draw("train", family, level, seed)
+
+    def _from_set(self, made: FixedSet, family: str, level: int, seed: int) -> Task:
+        problems = [each for each in made.problems(level) if not is_held_out(each.question)]
+        run, number = divmod(seed, SEEDS_OF_A_RUN)
+        epoch, place = divmod(number, len(problems))
+        order = list(range(len(problems)))
+        random.Random(f"epoch/{family}/{level}/{run}/{epoch}").shuffle(order)
+        problem = problems[order[place]]
+        return Task(f"train/{family}/{level}/{seed}", family, level, problem.question, problem.answer)
 
     def held_out(self, family: str, level: int, seed: int) -> Task:
         """The held-out task number `seed` of a family and level."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Any
 from rl.buffer import GroupBuffer
 from rl.checkpoint import LoopState
 from rl.curriculum import Curriculum
-from rl.dialogue import Dialogue
+from rl.dialogue import STYLE, Dialogue, PromptStyle, Tokenizer
 from rl.errors import Exhausted
 from rl.fakes import FakeTrainer
 from rl.generators.fake import ByteTokenizer, FakeGenerator, Reply, sums_reply
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
 from rl.metrics import Row
+from rl.pace import CountedRollout
 from rl.player import Player
 from rl.policies import QueueRules, build_policy
 from rl.rollout import Limits, Rollout, Sandboxes
@@ -129,12 +130,17 @@ class Rig:
     code_seconds: float = 5.0
     seed: int = 0
     rules: QueueRules = field(default_factory=QueueRules)
+    on_step: Callable[[Row], Awaitable[None]] | None = None
+    tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
+    given_trainer: FakeTrainer | None = None
+    style: PromptStyle = STYLE
+    books: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        tokenizer = ByteTokenizer()
+        tokenizer = self.tokenizer
         self.rows: list[Row] = []
-        self.ledger = Ledger()
-        self.trainer = FakeTrainer(self.before_step)
+        self.ledger = Ledger(self.books)
+        self.trainer = self.given_trainer or FakeTrainer(self.before_step)
         self.generator = FakeGenerator(
             tokenizer,
             self.reply or sums_reply(self.skill),
@@ -144,9 +150,11 @@ class Rig:
         )
         limits = replace(LIMITS, code_seconds=self.code_seconds)
         metered = MeteredGenerator(self.generator, self.ledger)
-        rollout = Rollout(metered, self.sandboxes, Dialogue(tokenizer), SOURCE.verify, limits=limits)
+        self.rollout = CountedRollout(
+            Rollout(metered, self.sandboxes, Dialogue(tokenizer, self.style), SOURCE.verify, limits=limits)
+        )
         self.player = Player(
-            rollout, self.ledger, concurrent=self.concurrent, episode_seconds=self.episode_seconds
+            self.rollout, self.ledger, concurrent=self.concurrent, episode_seconds=self.episode_seconds
         )
         model, weights = self.path / "model", self.path / "weights"
         for directory in (model, weights):
@@ -166,6 +174,8 @@ class Rig:
 
     async def _on_step(self, row: Row) -> None:
         self.rows.append(row)
+        if self.on_step is not None:
+            await self.on_step(row)
 
     @property
     def trained(self) -> list[str]:

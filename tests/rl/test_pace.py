@@ -1,0 +1,117 @@
+"""A run adapts its concurrency to its sandboxes and says so; a pool that cannot be watched ends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+from rl.loop import Plan
+from rl.metrics import Row
+from rl.pace import CountedRollout, Paced, Pacemaker
+from rl.types import Episode, Scored, StopReason, Task, TokenIds, Unscored
+from sandboxd import Client, PoolStats
+from sandboxd.config import load
+from sandboxd.daemon import running
+from tests.rl.harness import AddingSandboxes, Rig
+
+POOL = PoolStats(
+    **dict.fromkeys(
+        (
+            *("warm_target", "size_limit", "starting", "warm", "active", "waiting", "deleting"),
+            *("acquired_total", "released_total", "expired_total", "lost_total", "started_total"),
+            "start_failures_total",
+        ),
+        0,
+    ),
+    start_seconds=None,
+)
+
+
+class Scripted:
+    """Plays nothing: its episodes end as they are told to."""
+
+    def __init__(self, *episodes: Episode) -> None:
+        self._left = list(episodes)
+
+    def prompt(self, task: Task) -> TokenIds:
+        raise AssertionError
+
+    async def run(self, task: Task) -> Episode:
+        return self._left.pop(0)
+
+
+def paced(rig: Rig) -> Paced:
+    return Paced(rig.player, rig.rollout, rig.generator, rig.buffer, rig.plan.groups_per_batch)
+
+
+def test_a_run_whose_sandboxes_fail_plays_fewer_episodes_and_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    rig = Rig(
+        tmp_path,
+        plan=Plan(steps=8, groups_per_batch=2, samples_per_group=6),
+        concurrent=12,
+        sandboxes=AddingSandboxes(lambda number: number % 2 == 0),
+    )
+    minutes = itertools.count()
+    pace = Pacemaker(paced(rig), said.append, clock=lambda: 60.0 * next(minutes))
+
+    async def look(row: Row) -> None:
+        pace.look(POOL)
+
+    rig.on_step = look
+    asyncio.run(rig.loop.run())
+    assert rig.loop.step == 8
+    assert rig.player.limit < 12
+    assert any("lost to infrastructure" in line for line in said)
+    assert said == [str(change) for change in pace.changes]
+    assert pace.row()["concurrency/max_inflight"] == rig.player.limit
+    assert pace.row()["concurrency/cuts"] >= 1
+    rig.ledger.check()
+
+
+def test_with_adapting_off_it_only_measures(tmp_path: Path) -> None:
+    rig, told = Rig(tmp_path), list[Row]()
+    pace = Pacemaker(paced(rig), print, adapt=False, tell=told.append, clock=lambda: 0.0)
+    pace.look(replace(POOL, waiting=9, oldest_wait_seconds=500.0))
+    assert rig.player.limit == 64
+    assert told[0]["sandbox/oldest_wait_s"] == 500.0
+    assert told[0]["rollout/inflight"] == 0.0
+
+
+def test_only_what_infrastructure_is_to_blame_for_counts_as_lost() -> None:
+    task = Task("k", "f", 0, "q", "a")
+    outcomes = (Unscored("SANDBOX_LOST", "exec", ""), Unscored("VERIFIER", "verify", ""), Scored(0.0))
+    rollout = CountedRollout(Scripted(*(Episode(task, (), each, StopReason.COMPLETED) for each in outcomes)))
+
+    async def body() -> None:
+        for _ in outcomes:
+            await rollout.run(task)
+
+    asyncio.run(body())
+    assert (rollout.lost, rollout.scored) == (1, 1)
+
+
+def test_the_pool_is_watched_and_one_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    rig, said = Rig(tmp_path), list[str]()
+    config = load(None, state_dir=tmp_path / "d", drain_seconds=0.2, pools={"python": {"backend": "fake"}})
+
+    async def body() -> None:
+        looked, done = asyncio.Event(), asyncio.Event()
+
+        def say(line: str) -> None:
+            said.append(line)
+            done.set()
+
+        pace = Pacemaker(paced(rig), say, tell=lambda row: looked.set(), clock=lambda: 0.0)
+        async with running(config) as addresses, Client(addresses[0]) as client, asyncio.timeout(20):
+            async with pace.running(client, "python"):
+                await looked.wait()
+            assert said == []
+            async with pace.running(client, "nowhere"):
+                await done.wait()
+
+    asyncio.run(body())
+    assert len(said) == 1
+    assert said[0].startswith("episodes at once: 64 from now on, for the pool cannot be watched: ")

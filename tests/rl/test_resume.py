@@ -1,0 +1,64 @@
+"""Runs that are killed with SIGKILL at random moments and resumed come to what an unharmed run comes to."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sandboxd import Client
+from sandboxd.child import child_daemon
+from tests.rl.resume_proof import (
+    Case,
+    Children,
+    check_curves,
+    check_equal,
+    check_once,
+    children,
+    draw_moments,
+    kill_and_resume,
+    left_behind,
+)
+
+KILLS = 10
+DAEMON = """
+[pools.python]
+backend = "fake"
+warm = 2
+"""
+
+
+def prove(forked: Children, directory: Path, address: str) -> None:
+    """One run at bound 0, killed ten times; one at bound 1, killed once."""
+    exact, loose = directory / "exact", directory / "loose"
+    for place in (exact, loose):
+        place.mkdir()
+    case = Case(exact, steps=4, address=address)
+    events = forked.finish(case.argv("whole"), 0)
+    assert kill_and_resume(forked, case, "killed", draw_moments(events, KILLS, seed=5)) == KILLS
+    check_equal(case.run("whole"), case.run("killed"))
+    bounded = Case(loose, steps=3, bound=1, address=address)
+    kill_and_resume(forked, bounded, "killed", [events // 3])
+    for each in (case, bounded):
+        check_once(each.run("killed"), each.seed)
+        check_curves(each.run("killed"), each)
+        assert left_behind(forked, each) == []
+
+
+@pytest.mark.timeout(240)
+def test_each_task_is_trained_once_however_often_the_run_is_killed(tmp_path: Path) -> None:
+    settings = tmp_path / "daemon.toml"
+    settings.write_text(DAEMON)
+
+    async def body() -> None:
+        async with child_daemon(tmp_path / "d", config=settings) as address, Client(address) as client:
+            with children(tmp_path / "output") as forked:
+                await asyncio.to_thread(prove, forked, tmp_path, address)
+            # Nobody gave back what the killed runs had leased: that ends with its time.
+            async with asyncio.timeout(20):
+                async for pool in client.watch_pool("python"):
+                    if pool.active == 0:
+                        break
+
+    asyncio.run(body())
