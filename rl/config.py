@@ -148,6 +148,8 @@ class GeneratorConfig(_Section):
     """Memory for keys and values."""
     compiled: bool = False
     """Compile the model first: a slower start, worth it on a GPU."""
+    weights: Literal["shared_memory", "file"] = "shared_memory"
+    """How new weights reach it: out of the trainer's memory, or by a file, slower, in vLLM's own way."""
 
 
 class SandboxesConfig(_Section):

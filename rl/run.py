@@ -35,7 +35,7 @@ from rl.sandboxes import DaemonSandboxes, own_daemon
 from rl.summary import Results, check_sandboxes, summarise
 from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
 from rl.trainer_process import Trainer, start_trainer
-from rl.weights import Publisher, weights_directory
+from rl.weights import Publisher, open_segment_file, weights_directory
 from sandboxd import Client
 
 SAVE_SECONDS = 6.5
@@ -56,6 +56,7 @@ class Engines:
     trainer: Trainer
     model_path: Path
     weights: Path
+    segment: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,8 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
     settings = engine_settings(config, model_path, logs / "vllm.log", precision)
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
+        shared = config.generator.weights == "shared_memory"
+        segment = stack.enter_context(open_segment_file(weights)) if shared else None
         trainer = await stack.enter_async_context(start_trainer(logs / "trainer.log"))
         progress.say(f"starting the generator and the trainer, in {precision}")
         async with asyncio.TaskGroup() as starting:
@@ -159,7 +162,7 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
             generator = await stack.enter_async_context(open_vllm(settings))
         if start.checkpoint is not None:
             await trainer.restore(start.checkpoint.resolve())
-        yield Engines(generator, trainer, model_path.resolve(), weights)
+        yield Engines(generator, trainer, model_path.resolve(), weights, segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,9 @@ class Session:
         source, held_out = tasks
         sandboxes = self._sandboxes(leasing.client)
         player = self._player(MeteredGenerator(engines.generator, ledger), sandboxes, engines, source)
-        publisher = Publisher(engines.trainer, engines.generator, engines.model_path, engines.weights)
+        publisher = Publisher(
+            engines.trainer, engines.generator, engines.model_path, engines.weights, engines.segment
+        )
         if state is not None and state.version > 0:
             await publisher.publish(state.version)
         self._before = state.before if state is not None else {}

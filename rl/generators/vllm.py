@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl.generator import ContextTooLong, Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
-from rl.generators.checks import check_weights
+from rl.generators.checks import check_weights, segment_identity
 from rl.generators.surroundings import (
     applied_environment,
     engine_environment,
@@ -97,6 +97,7 @@ class VllmGenerator:
     def __init__(self, engine: AsyncLLM, settings: VllmSettings) -> None:
         self._open_engine: AsyncLLM | None = engine
         self._broken = False
+        self._segment: tuple[int, int] | None = None
         self._settings = settings
         self._version = 0
         self._names = itertools.count()
@@ -163,11 +164,10 @@ class VllmGenerator:
         async with self._updating:
             if version <= self._version:
                 raise UpdateFailed(f"weights {version} are not newer than weights {self._version}")
-            await asyncio.to_thread(check_weights, path, self._settings.model)
-            started = time.monotonic()
+            await asyncio.to_thread(check_weights, path, self._settings.model, version)
             try:
                 async with asyncio.timeout(self._settings.update_seconds):
-                    await self._reload(path, version)
+                    await self._change(path, version)
             except (EngineDeadError, RuntimeError, OSError, ValueError, TimeoutError) as error:
                 # What it holds now is unknown, so nothing that it draws could be trained on.
                 self._broken = True
@@ -175,19 +175,39 @@ class VllmGenerator:
                     f"the vLLM engine failed at weights {version} ({error!r}); its log is "
                     f"{self._settings.log_path}"
                 ) from error
-            finally:
-                self._paused_seconds += time.monotonic() - started
             self._version = version
             self._updates += 1
 
-    async def _reload(self, path: Path, version: int) -> None:
-        """Swap the weights under the paused engine, which runs on whatever happens."""
-        await self._engine.pause_generation(mode="keep", clear_cache=False)
+    async def _change(self, path: Path, version: int) -> None:
+        """Swap the weights under the paused engine, which runs on whatever happens.
+
+        Until `pause_generation` returns, the engine finishes the forward pass that it is in: it stands still
+        only from then on.
+        """
+        engine = self._engine
+        segment = await asyncio.to_thread(segment_identity, path)
+        if segment is not None and segment != self._segment:
+            await engine.collective_rpc("take_from", kwargs={"segment_path": str(path)})
+            self._segment = segment
+        await engine.pause_generation(mode="keep", clear_cache=False)
+        stopped = time.monotonic()
         try:
-            await self._engine.collective_rpc("reload_all_weights", kwargs={"weights_path": str(path)})
-            await self._engine.update_weight_version(str(version))
+            if segment is None:
+                await engine.collective_rpc("reload_all_weights", kwargs={"weights_path": str(path)})
+                await engine.update_weight_version(str(version))
+            else:
+                await self._transfer(engine, version)
         finally:
-            await self._engine.resume_generation()
+            await engine.resume_generation()
+            self._paused_seconds += time.monotonic() - stopped
+
+    async def _transfer(self, engine: AsyncLLM, version: int) -> None:
+        """vLLM's own sequence of calls, which ends by setting the version."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await engine.start_weight_update()
+        await engine.update_weights(WeightTransferUpdateRequest({"version": version}))
+        await engine.finish_weight_update(str(version))
 
     def stats(self) -> GeneratorStats:
         busy = self._busy_seconds

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
 
 from rl import reaper
 from rl.generator import Generation, GeneratorDead, Sampling, UpdateFailed
@@ -29,6 +28,8 @@ from rl.generators.vllm import SCRATCH_PREFIX, VllmGenerator, VllmSettings, open
 from rl.model import build_tiny_model
 from rl.processes import descendants
 from rl.types import TokenIds
+from rl.weights import open_segment_file
+from tests.rl.engine_kit import PROMPT, Carried, check_cover, reference, weights, write_tokenizer
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,23 +40,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
 ]
 
-PROMPT = np.arange(5, 75, dtype=np.int32)
 LONG = Sampling(max_tokens=400)
 END_SECONDS = 30.0
-
-
-def write_tokenizer(directory: Path) -> Path:
-    """A tokenizer of one token a byte and the two ChatML marks."""
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(bytes_)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
-    directory.mkdir()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    settings = '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}'
-    (directory / "tokenizer_config.json").write_text(settings)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -97,31 +83,11 @@ def engine(settings: VllmSettings) -> Iterator[Engine]:
             gc.collect()
 
 
-def weights(model: Path, directory: Path, scale: float) -> Path:
-    """A directory with the model's weights, every matrix times `scale`."""
-    directory.mkdir()
-    scaled = {name: value * scale for name, value in load_file(model / "model.safetensors").items()}
-    save_file(scaled, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text((model / "config.json").read_text())
-    return directory
-
-
-def reference(directory: Path, context: TokenIds, sampled: TokenIds) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Log-probabilities of `sampled` after `context`, computed by transformers."""
-    net = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    row = torch.from_numpy(np.concatenate([context, sampled])).long()
-    with torch.no_grad():
-        logits = net(input_ids=row[None]).logits[0, len(context) - 1 : -1]
-    chosen = torch.log_softmax(logits, -1).gather(1, row[len(context) :, None])[:, 0]
-    return np.asarray(chosen.numpy(), np.float32)
-
-
-def check_cover(generation: Generation) -> None:
-    """The spans cover all tokens in order, and every token has a log-probability."""
-    assert [span.start for span in generation.spans] == [0, *(span.end for span in generation.spans[:-1])]
-    assert generation.spans[-1].end == len(generation.ids) == len(generation.logprobs)
-    assert np.isfinite(generation.logprobs).all()
-    assert (generation.logprobs <= 0).all()
+@pytest.fixture(params=["directory", "segment"])
+def carried(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Iterator[Carried]:
+    with ExitStack() as stack:
+        segment = stack.enter_context(open_segment_file(tmp_path)) if request.param == "segment" else None
+        yield Carried(model, segment, tmp_path)
 
 
 def test_tokens_go_in_and_come_out_with_the_policys_own_logprobs(engine: Engine, model: Path) -> None:
@@ -187,11 +153,13 @@ def test_weights_that_do_not_load_change_nothing(engine: Engine, broken: str, tm
 
 
 def test_an_update_under_running_requests_shows_in_their_spans(
-    engine: Engine, model: Path, tmp_path: Path
+    engine: Engine, model: Path, carried: Carried
 ) -> None:
     """Each part of a turn has the log-probabilities of the very weights that its span names."""
-    doubled = weights(model, tmp_path / "doubled", 2.0)
-    old, new = engine.generator.version, engine.generator.version + 1
+    old = engine.generator.version + 1
+    new = old + 1
+    engine.run(engine.generator.update_weights(weights(model, carried.directory / "before", 1.0), old))
+    doubled = carried.path(2.0, new)
 
     async def body() -> list[Generation]:
         generator = engine.generator
@@ -214,15 +182,15 @@ def test_an_update_under_running_requests_shows_in_their_spans(
     assert half > 0
     exact = reference(model, PROMPT, mixed[0].ids)[:half]
     np.testing.assert_allclose(mixed[0].logprobs[:half], exact, atol=2e-3)
+    assert engine.generator.stats().paused_seconds > 0
 
 
-def test_keys_and_values_of_old_weights_serve_no_new_request(
-    engine: Engine, model: Path, tmp_path: Path
-) -> None:
+def test_keys_and_values_of_old_weights_serve_no_new_request(engine: Engine, carried: Carried) -> None:
     """After an update the same prompt has the log-probabilities of the new weights, from the first token."""
     engine.generate()  # the prompt now lies in the prefix cache
-    halved = weights(model, tmp_path / "halved", 0.5)
-    engine.run(engine.generator.update_weights(halved, engine.generator.version + 1))
+    version = engine.generator.version + 1
+    engine.run(engine.generator.update_weights(carried.path(0.5, version), version))
+    halved = carried.directory / "times-0.5"
     drawn = engine.generate()
     assert [span.version for span in drawn.spans] == [engine.generator.version]
     np.testing.assert_allclose(drawn.logprobs, reference(halved, PROMPT, drawn.ids), atol=2e-3)
@@ -233,18 +201,26 @@ def test_bfloat16_weights_go_live_everywhere(settings: VllmSettings, model: Path
     lower = replace(settings, log_path=tmp_path / "vllm.log", precision="bfloat16")
     doubled = weights(model, tmp_path / "doubled", 2.0)
 
-    async def body() -> tuple[Generation, Generation]:
+    async def body(packed: Path, converted: Path) -> list[Generation]:
         async with open_vllm(lower) as generator:
-            first = await generator.generate(PROMPT, LONG)
-            await generator.update_weights(doubled, 1)
-            return first, await generator.generate(PROMPT, LONG)
+            drawn = [await generator.generate(PROMPT, LONG)]
+            for version, path in enumerate((doubled, packed, converted), 1):
+                await generator.update_weights(path, version)
+                drawn.append(await generator.generate(PROMPT, LONG))
+            return drawn
 
-    before, after = asyncio.run(body())
-    for drawn, directory in ((before, model), (after, doubled)):
-        check_cover(drawn)
-        np.testing.assert_allclose(drawn.logprobs, reference(directory, PROMPT, drawn.ids), atol=0.1)
-    wrong = reference(model, PROMPT, after.ids)
-    assert np.abs(after.logprobs - wrong).max() > 0.3
+    with open_segment_file(tmp_path) as packed, open_segment_file(tmp_path) as converted:
+        # In the engine's own precision they are packed as they lie there; else vLLM's loader converts them.
+        Carried(model, packed, tmp_path).path(1.0, 2, torch.bfloat16)
+        Carried(model, converted, tmp_path).path(2.0, 3)
+        drawn = asyncio.run(body(packed, converted))
+    for generation, directory in zip(drawn, (model, doubled, model, doubled), strict=True):
+        check_cover(generation)
+        np.testing.assert_allclose(
+            generation.logprobs, reference(directory, PROMPT, generation.ids), atol=0.1
+        )
+    for generation, directory in zip(drawn[1:], (model, doubled, model), strict=True):
+        assert np.abs(generation.logprobs - reference(directory, PROMPT, generation.ids)).max() > 0.3
 
 
 def test_versions_only_rise(engine: Engine, model: Path) -> None:
