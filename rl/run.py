@@ -19,7 +19,7 @@ from rl.dialogue import Dialogue
 from rl.errors import ConfigError, TrainerDead
 from rl.evaluation import evaluate
 from rl.generator import Generator
-from rl.generators.vllm import VllmSettings, open_vllm
+from rl.generators.opening import generator_opens
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
 from rl.metrics import MetricsLog, Row
@@ -27,8 +27,9 @@ from rl.model import ChatTokenizer, prepare_model
 from rl.observer import Observer, Watched
 from rl.player import Player
 from rl.policies import build_policy
-from rl.precision import Precision, resolve
+from rl.precision import resolve
 from rl.progress import Progress
+from rl.replicas import open_replicas
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
 from rl.sandboxes import DaemonSandboxes, own_daemon
@@ -128,20 +129,6 @@ def find_start(config: Config, *, resume: bool) -> Start:
     return Start()
 
 
-def engine_settings(config: Config, model_path: Path, log: Path, precision: Precision) -> VllmSettings:
-    """How the run's engine is started."""
-    return VllmSettings(
-        model=model_path.resolve(),
-        log_path=log,
-        seed=config.seed,
-        max_concurrent=config.concurrent_episodes,
-        max_context=config.episode.context_tokens,
-        kv_cache_bytes=config.generator.kv_cache_bytes,
-        compiled=config.generator.compiled,
-        precision=precision,
-    )
-
-
 @asynccontextmanager
 async def open_engines(config: Config, start: Start, progress: Progress) -> AsyncIterator[Engines]:
     """Starts the generator and the trainer side by side, for the length of the block."""
@@ -150,7 +137,7 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
     logs = config.directory.resolve() / "logs"
     await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
     precision = resolve(config.precision)
-    settings = engine_settings(config, model_path, logs / "vllm.log", precision)
+    opens = generator_opens(config, model_path, logs, precision)
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
         shared = config.generator.weights == "shared_memory"
@@ -159,7 +146,7 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
         progress.say(f"starting the generator and the trainer, in {precision}")
         async with asyncio.TaskGroup() as starting:
             starting.create_task(trainer.load(model_path.resolve(), config.trainer, precision))
-            generator = await stack.enter_async_context(open_vllm(settings))
+            generator = await stack.enter_async_context(open_replicas(opens))
         if start.checkpoint is not None:
             await trainer.restore(start.checkpoint.resolve())
         yield Engines(generator, trainer, model_path.resolve(), weights, segment)

@@ -144,6 +144,8 @@ class VllmGenerator:
             raise GeneratorDead(f"the vLLM engine died; its log is {self._settings.log_path}") from error
         finally:
             self._end()
+        if self._broken:
+            raise GeneratorDead("the generator is closed, or a weight update broke it")
         self._finished += 1
         self._generated_tokens += len(output.token_ids)
         return to_generation(output)

@@ -17,6 +17,7 @@ from rl.curriculum import Curriculum
 from rl.dialogue import Dialogue
 from rl.errors import Exhausted
 from rl.fakes import FakeTrainer
+from rl.generator import Generator
 from rl.generators.fake import ByteTokenizer, FakeGenerator, Reply, sums_reply
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
@@ -129,6 +130,8 @@ class Rig:
     code_seconds: float = 5.0
     seed: int = 0
     rules: QueueRules = field(default_factory=QueueRules)
+    served: Generator | None = None
+    segment: Path | None = None
 
     def __post_init__(self) -> None:
         tokenizer = ByteTokenizer()
@@ -143,7 +146,8 @@ class Rig:
             failing_updates=self.failing_updates,
         )
         limits = replace(LIMITS, code_seconds=self.code_seconds)
-        metered = MeteredGenerator(self.generator, self.ledger)
+        served: Generator = self.served or self.generator
+        metered = MeteredGenerator(served, self.ledger)
         rollout = Rollout(metered, self.sandboxes, Dialogue(tokenizer), SOURCE.verify, limits=limits)
         self.player = Player(
             rollout, self.ledger, concurrent=self.concurrent, episode_seconds=self.episode_seconds
@@ -152,7 +156,7 @@ class Rig:
         for directory in (model, weights):
             directory.mkdir(exist_ok=True)
         (model / "config.json").write_text("{}")
-        self.publisher = Publisher(self.trainer, self.generator, model, weights)
+        self.publisher = Publisher(self.trainer, served, model, weights, self.segment)
         self.buffer = GroupBuffer(build_policy(self.rules, self.bound, self.plan.groups_per_batch))
         parts = Parts(
             curriculum=self.curriculum,
