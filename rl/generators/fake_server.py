@@ -27,7 +27,8 @@ ERROR, HANG, DROP = "error", "hang", "drop"
 
 
 class FakeServer:
-    """`faults[path]` says what happens to the next calls of that path, one after the other."""
+    """`faults[path]` says what befalls the next calls of that path, one after the other. Without `draws` it
+    is a server that was started without `--enable-scale-out`."""
 
     def __init__(self, generator: FakeGenerator) -> None:
         self.generator = generator
@@ -36,6 +37,7 @@ class FakeServer:
         self.salts: list[str] = []
         self.faults: defaultdict[str, deque[str]] = defaultdict(deque)
         self.weight_version = "default"
+        self.draws = True
         self._running = asyncio.Event()
         self._running.set()
         self._active = False
@@ -110,6 +112,8 @@ class FakeServer:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         await self._meet_fault(request)
         body = await request.json()
+        if not self.draws or not body:
+            return web.Response(status=422 if self.draws else 403, text="refused")
         self.salts.append(body["cache_salt"])
         wanted = body["sampling_params"]
         sampling = Sampling(wanted["max_tokens"], tuple(wanted["stop"]))

@@ -1,8 +1,9 @@
 """A vLLM server as a generator: token ids in and out, and its weights updated in flight, all over HTTP.
 
-The server needs `VLLM_SERVER_DEV_MODE=1`, without which it offers none of the calls for weights, and
-`--weight-transfer-config '{"backend": "shared_memory"}'`, which works on the trainer's own host. Every call
-has a time limit. The server is paused before its weights change and resumed after it, whatever happened.
+The server needs `VLLM_SERVER_DEV_MODE=1` for the calls that have to do with weights, `--enable-scale-out` for
+those with token ids, and `--weight-transfer-config '{"backend": "shared_memory"}'`, which works on the
+trainer's own host. Every call has a time limit. The server is paused before its weights change and resumed
+after it, whatever happened.
 """
 
 from __future__ import annotations
@@ -103,7 +104,18 @@ class ServerGenerator:
                     f"{self._settings.url} has no calls for weights: start it with VLLM_SERVER_DEV_MODE=1"
                 ) from error
             raise GeneratorDead(f"{self._settings.url} is not there: {error}") from error
+        await self._check_draws()
         self._version = 0 if info.get("weight_version") == BASE else -1
+
+    async def _check_draws(self) -> None:
+        """By a request without anything in it, which a server that draws finds fault with."""
+        try:
+            await self._persist("POST", "/inference/v1/generate", {})
+        except _Refused as error:
+            if error.status in (403, 404):
+                raise ConfigError(
+                    f"{self._settings.url} takes no token ids: start it with --enable-scale-out"
+                ) from error
 
     async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
         if len(context_ids) + sampling.max_tokens > self._settings.max_context:

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from rl.generator import Generation, GeneratorDead, Sampling, UpdateFailed
 from rl.generators.vllm import SCRATCH_PREFIX, VllmGenerator, VllmSettings, open_vllm
 from rl.model import build_tiny_model
 from rl.processes import descendants
+from rl.replicas import Patience, open_replicas
 from rl.types import TokenIds
 from rl.weights import open_segment_file
 from tests.rl.engine_kit import PROMPT, Carried, check_cover, reference, weights, write_tokenizer
@@ -57,11 +58,30 @@ def settings(model: Path, tmp_path_factory: pytest.TempPathFactory) -> VllmSetti
 
 
 class Engine:
-    """One engine for all tests of the module, on a loop that outlives each of them."""
+    """One engine for all tests of the module, on a loop that outlives each of them. `generator` is the engine
+    itself, `replicas` what starts it again, in bfloat16, when it has died."""
 
-    def __init__(self, runner: asyncio.Runner, generator: VllmGenerator) -> None:
+    def __init__(self, runner: asyncio.Runner, settings: VllmSettings) -> None:
         self._runner = runner
-        self.generator = generator
+        lower = replace(settings, log_path=settings.log_path.with_name("lower.log"), precision="bfloat16")
+        self._settings = [settings, lower]
+        self._started: list[VllmGenerator] = []
+        self._opened = open_replicas([self._open], Patience(pause_seconds=0.0))
+        self.replicas = self.run(self._opened.__aenter__())
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[VllmGenerator]:
+        async with open_vllm(self._settings[len(self._started)]) as generator:
+            self._started.append(generator)
+            yield generator
+
+    def close(self) -> None:
+        self.run(self._opened.__aexit__(None, None, None))
+        self._started.clear()
+
+    @property
+    def generator(self) -> VllmGenerator:
+        return self._started[-1]
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(work)
@@ -74,12 +94,12 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine(settings: VllmSettings) -> Iterator[Engine]:
     with asyncio.Runner() as runner:
-        opened = open_vllm(settings)
-        generator = runner.run(opened.__aenter__())
+        engine = Engine(runner, settings)
         try:
-            yield Engine(runner, generator)
+            yield engine
         finally:
-            runner.run(opened.__aexit__(None, None, None))
+            engine.close()
+            del engine
             gc.collect()
 
 
@@ -196,65 +216,69 @@ def test_keys_and_values_of_old_weights_serve_no_new_request(engine: Engine, car
     np.testing.assert_allclose(drawn.logprobs, reference(halved, PROMPT, drawn.ids), atol=2e-3)
 
 
-def test_bfloat16_weights_go_live_everywhere(settings: VllmSettings, model: Path, tmp_path: Path) -> None:
-    """Also in the packed copies that the engine keeps: else new hidden states would meet old matrices."""
-    lower = replace(settings, log_path=tmp_path / "vllm.log", precision="bfloat16")
-    doubled = weights(model, tmp_path / "doubled", 2.0)
-
-    async def body(packed: Path, converted: Path) -> list[Generation]:
-        async with open_vllm(lower) as generator:
-            drawn = [await generator.generate(PROMPT, LONG)]
-            for version, path in enumerate((doubled, packed, converted), 1):
-                await generator.update_weights(path, version)
-                drawn.append(await generator.generate(PROMPT, LONG))
-            return drawn
-
-    with open_segment_file(tmp_path) as packed, open_segment_file(tmp_path) as converted:
-        # In the engine's own precision they are packed as they lie there; else vLLM's loader converts them.
-        Carried(model, packed, tmp_path).path(1.0, 2, torch.bfloat16)
-        Carried(model, converted, tmp_path).path(2.0, 3)
-        drawn = asyncio.run(body(packed, converted))
-    for generation, directory in zip(drawn, (model, doubled, model, doubled), strict=True):
-        check_cover(generation)
-        np.testing.assert_allclose(
-            generation.logprobs, reference(directory, PROMPT, generation.ids), atol=0.1
-        )
-    for generation, directory in zip(drawn[1:], (model, doubled, model), strict=True):
-        assert np.abs(generation.logprobs - reference(directory, PROMPT, generation.ids)).max() > 0.3
-
-
 def test_versions_only_rise(engine: Engine, model: Path) -> None:
     with pytest.raises(UpdateFailed, match="are not newer"):
         engine.run(engine.generator.update_weights(model, engine.generator.version))
 
 
-def test_a_killed_engine_ends_every_call(engine: Engine, settings: VllmSettings) -> None:
-    """The last test on the shared engine: it kills it."""
+def test_the_calls_of_a_killed_engine_end_and_a_new_one_draws_them_from_the_current_weights(
+    engine: Engine, settings: VllmSettings, model: Path, tmp_path: Path
+) -> None:
+    """From here on the shared engine is another one, in bfloat16; given float32, it has converted it."""
+    killed, version = engine.generator, engine.generator.version + 1
 
     async def attempt() -> Exception | None:
         try:
-            await engine.generator.generate(PROMPT, LONG)
+            await killed.generate(PROMPT, LONG)
         except GeneratorDead as death:
             return death
         return None
 
-    async def body() -> list[Exception | None]:
+    async def body(segment: Path) -> tuple[list[Exception | None], list[Generation]]:
+        await engine.replicas.update_weights(segment, version)
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(attempt()) for _ in range(4)]
+            drawing = [tasks.create_task(engine.replicas.generate(PROMPT, LONG)) for _ in range(4)]
             await asyncio.sleep(0)
             pids = engine_pids(settings.log_path)
             assert pids
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-        return [call.result() for call in waiting]
+        return [call.result() for call in waiting], [call.result() for call in drawing]
 
-    deaths = engine.run(body())
+    with open_segment_file(tmp_path) as segment:
+        Carried(model, segment, tmp_path).path(2.0, version)
+        deaths, drawn = engine.run(body(segment))
     assert all(isinstance(death, GeneratorDead) for death in deaths)
     assert str(settings.log_path) in str(deaths[0])
     with pytest.raises(GeneratorDead):
-        engine.generate()
+        engine.run(killed.generate(PROMPT, LONG))
     with pytest.raises(GeneratorDead):
-        engine.run(engine.generator.update_weights(settings.model, engine.generator.version + 1))
+        engine.run(killed.update_weights(model, version + 1))
+    assert engine.generator is not killed
+    assert [generation.spans[0].version for generation in drawn] == [version] * 4
+    for generation in drawn:
+        check_lower(generation, right=tmp_path / "times-2", wrong=model)
+
+
+def check_lower(generation: Generation, right: Path, wrong: Path) -> None:
+    """In bfloat16: these weights drew it, and not those."""
+    check_cover(generation)
+    exact = reference(right, PROMPT, generation.ids)
+    np.testing.assert_allclose(generation.logprobs, exact, atol=0.1)
+    assert np.abs(generation.logprobs - reference(wrong, PROMPT, generation.ids)).max() > 0.3
+
+
+def test_bfloat16_weights_go_live_everywhere(engine: Engine, model: Path, tmp_path: Path) -> None:
+    """Also in the packed copies that the engine keeps: else new hidden states would meet old matrices."""
+    generator, doubled = engine.generator, weights(model, tmp_path / "doubled", 2.0)
+    with open_segment_file(tmp_path) as segment:
+        version = generator.version + 1
+        Carried(model, segment, tmp_path).path(1.0, version, torch.bfloat16)
+        engine.run(generator.update_weights(segment, version))
+    check_lower(engine.generate(), right=model, wrong=doubled)
+    engine.run(generator.update_weights(doubled, version + 1))
+    check_lower(engine.generate(), right=doubled, wrong=model)
 
 
 def engine_pids(log: Path) -> list[int]:

@@ -279,6 +279,10 @@ def test_a_server_that_is_not_there_or_has_no_calls_for_weights(tmp_path: Path) 
             with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
                 async with open_server(ServerSettings(f"{url}/elsewhere", tmp_path), at_once):
                     pass
+            server.draws = False
+            with pytest.raises(ConfigError, match="--enable-scale-out"):
+                async with open_server(ServerSettings(url, tmp_path), at_once):
+                    pass
 
     asyncio.run(body())
 
