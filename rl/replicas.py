@@ -71,13 +71,14 @@ class _Life:
 
     def __init__(self, generator: Generator) -> None:
         self.generator = generator
-        self.death: asyncio.Future[GeneratorDead] = asyncio.get_running_loop().create_future()
+        # Its message alone: an error keeps the frames that it passed through, and they the dead engine.
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._calls: set[asyncio.Future[Any]] = set()
 
-    def end(self, death: GeneratorDead) -> None:
+    def end(self, why: str) -> None:
         """It died; heard of by each of its requests, of which the first counts."""
         if not self.death.done():
-            self.death.set_result(death)
+            self.death.set_result(why)
 
     async def run(self, call: Awaitable[Result]) -> Result:
         """What the call returns; GeneratorDead once the generator is dead, whatever the call waits for."""
@@ -87,7 +88,7 @@ class _Life:
             await asyncio.wait((calling, self.death), return_when=asyncio.FIRST_COMPLETED)
             if calling.done():
                 return calling.result()
-            raise self.death.result()
+            raise GeneratorDead(self.death.result())
         finally:
             calling.cancel()
             await asyncio.wait((calling,))
@@ -111,12 +112,12 @@ class _Replica:
         self.life: _Life | None = None
         self.running = 0
         self.failures = 0
-        self.last_death: GeneratorDead | None = None
+        self.last_death = "it did not start"
         self.news = asyncio.Event()
 
-    def lose(self, life: _Life, death: GeneratorDead) -> None:
+    def lose(self, life: _Life, why: str) -> None:
         """The generator of this life died, or is given up."""
-        life.end(death)
+        life.end(why)
         if self.life is life:
             self.state = State.STARTING
 
@@ -165,8 +166,8 @@ class Replicas:
             try:
                 return await life.run(life.generator.generate(context_ids, sampling))
             except GeneratorDead as death:
-                replica.lose(life, death)
-                last = death
+                replica.lose(life, str(death))
+                last = str(death)
             finally:
                 self._end(replica)
         raise GeneratorUnavailable(f"given up after {self._patience.draws} generators died of it: {last}")
@@ -232,12 +233,12 @@ class Replicas:
         except UpdateFailed as error:
             return str(error)
         except GeneratorDead as death:
-            replica.lose(life, death)
+            replica.lose(life, str(death))
             return str(death)
         except TimeoutError:
-            late = GeneratorDead(f"an update took longer than {self._patience.update_seconds:g} s")
+            late = f"an update took longer than {self._patience.update_seconds:g} s"
             replica.lose(life, late)
-            return str(late)
+            return late
         return None
 
     async def _keep(self, replica: _Replica) -> None:
@@ -247,7 +248,7 @@ class Replicas:
                 async with replica.open() as generator:
                     await self._live(replica, _Life(generator))
             except GeneratorDead as death:
-                replica.last_death = death
+                replica.last_death = str(death)
             replica.failures += 1
             if replica.failures >= self._patience.starts:
                 replica.state = State.GONE
@@ -263,7 +264,7 @@ class Replicas:
         try:
             await self._tend(replica, life)
         finally:
-            replica.lose(life, GeneratorDead(f"generator {replica.number} is being closed"))
+            replica.lose(life, f"generator {replica.number} is being closed")
             replica.life = None
             await life.over()
             stats = life.generator.stats()
@@ -328,7 +329,7 @@ class Replicas:
                 raise self._fault
             for replica in self._replicas:
                 if replica.state is State.GONE:
-                    raise replica.last_death or GeneratorDead(f"generator {replica.number} did not start")
+                    raise GeneratorDead(replica.last_death)
             await changed.wait()
 
     def keepers(self) -> list[Coroutine[None, None, None]]:

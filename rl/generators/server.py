@@ -85,7 +85,7 @@ class ServerGenerator:
         self._version = -1
         self._segment: tuple[int, int] | None = None
         self._updating = asyncio.Lock()
-        self._death: asyncio.Future[GeneratorDead] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._running = self._finished = self._prompt_tokens = self._generated_tokens = self._updates = 0
         self._paused_seconds = 0.0
 
@@ -135,7 +135,7 @@ class ServerGenerator:
             self._die(
                 f"{self._settings.url} drew with weights {oldest} after it had {version}: it was restarted"
             )
-            raise self._death.result()
+            raise GeneratorDead(self._death.result())
         self._finished += 1
         self._prompt_tokens += len(context_ids)
         self._generated_tokens += len(generation.ids)
@@ -187,7 +187,7 @@ class ServerGenerator:
             await self._call("POST", "/finish_weight_update", {"weight_version": str(version)})
         except _Refused as error:
             self._die(f"{self._settings.url} failed at weights {version}: {error}")
-            raise self._death.result() from error
+            raise GeneratorDead(self._death.result()) from error
 
     async def _start(self) -> None:
         """A server whose last update broke off takes the next one only after that has been finished."""
@@ -212,7 +212,7 @@ class ServerGenerator:
             await asyncio.shield(self._persist("POST", "/resume"))
         except _Refused as error:
             self._die(f"{self._settings.url} stays paused: {error}")
-            raise self._death.result() from error
+            raise GeneratorDead(self._death.result()) from error
 
     async def _draw(self, context_ids: TokenIds, sampling: Sampling, version: int) -> Generation:
         body = {
@@ -235,7 +235,7 @@ class ServerGenerator:
         except _Refused as error:
             if not await self._is_healthy():
                 self._die(f"{self._settings.url} is gone: {error}")
-                raise self._death.result() from error
+                raise GeneratorDead(self._death.result()) from error
             raise GeneratorUnavailable(str(error)) from error
 
     async def _is_healthy(self) -> bool:
@@ -252,18 +252,18 @@ class ServerGenerator:
             await asyncio.wait((drawing, self._death), return_when=asyncio.FIRST_COMPLETED)
             if drawing.done():
                 return await drawing
-            raise self._death.result()
+            raise GeneratorDead(self._death.result())
         finally:
             drawing.cancel()
             await asyncio.wait((drawing,))
 
     def _check_alive(self) -> None:
         if self._death.done():
-            raise self._death.result()
+            raise GeneratorDead(self._death.result())
 
     def _die(self, why: str) -> None:
         if not self._death.done():
-            self._death.set_result(GeneratorDead(why))
+            self._death.set_result(why)
 
     async def _persist(
         self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = None
