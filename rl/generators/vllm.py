@@ -116,6 +116,19 @@ class VllmGenerator:
             raise GeneratorDead("the generator is closed, or a weight update broke it")
         return self._open_engine
 
+    async def warm_up(self) -> None:
+        """Asks what vLLM would ask at the first request, waiting without end should the engine die meanwhile.
+
+        Raises GeneratorDead.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            async with asyncio.timeout(self._settings.start_seconds):
+                await self._engine.get_supported_tasks()
+        except (EngineDeadError, TimeoutError) as error:
+            raise GeneratorDead(f"the vLLM engine died; its log is {self._settings.log_path}") from error
+
     def close(self) -> None:
         """End the engine; no call may still wait. Later calls end with GeneratorDead.
 
@@ -295,6 +308,7 @@ async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
                 start.abandon(around.pop_all(), held.pop_all())
                 raise
         try:
+            await generator.warm_up()
             yield generator
         finally:
             generator.close()
