@@ -153,6 +153,19 @@ class GeneratorConfig(_Section):
     """Memory for keys and values."""
     compiled: bool = False
     """Compile the model first: a slower start, worth it on a GPU."""
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    """Engines of the run's own, side by side on this host; one that dies is started again."""
+    servers: list[str] = Field(default_factory=list)
+    """vLLM servers on this host to draw from instead, such as `http://host:8000`; see docs/rl.md."""
+    weights: Literal["shared_memory", "file"] = "shared_memory"
+    """How new weights reach it: out of the trainer's memory, or by a file, slower, in vLLM's own way."""
+
+    @field_validator("weights")
+    @classmethod
+    def _servers_take_it(cls, value: str, info: ValidationInfo) -> str:
+        if value == "file" and info.data.get("servers"):
+            raise ValueError("servers take weights out of shared memory alone; leave it out")
+        return value
 
 
 class SandboxesConfig(_Section):

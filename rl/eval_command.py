@@ -20,6 +20,7 @@ from rl.dialogue import Dialogue
 from rl.errors import ConfigError, StarvedError
 from rl.generator import Generator
 from rl.generators.endpoint import EndpointSettings, open_endpoint
+from rl.generators.opening import engine_settings
 from rl.generators.vllm import open_vllm
 from rl.ledger import Ledger, MeteredGenerator
 from rl.model import ChatTokenizer, prepare_model
@@ -27,7 +28,7 @@ from rl.player import Player
 from rl.precision import resolve
 from rl.progress import Progress
 from rl.rollout import Limits, Rollout
-from rl.run import engine_settings, episode_limits, task_source
+from rl.run import episode_limits, task_source
 from rl.sandboxes import DaemonSandboxes, own_daemon
 from rl.tasks import TaskSource
 from rl.tasks.source import draw_distinct

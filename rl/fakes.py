@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl.errors import NonFiniteStep
+from rl.segment import Segment, create_segment, places_of
 from rl.types import Batch, StepReport
+
+FAKE_PLACES = places_of([("weights", "float32", (1,))])
 
 
 class FakeTrainer:
@@ -21,6 +24,7 @@ class FakeTrainer:
         self.batches: list[Batch] = []
         self.step_count = 0
         self._before_step = before_step
+        self._segment: Segment | None = None
 
     async def step(self, batch: Batch) -> StepReport:
         if self._before_step is not None:
@@ -34,6 +38,13 @@ class FakeTrainer:
 
     async def write_weights(self, path: Path) -> int:
         await asyncio.to_thread(path.write_text, str(self.step_count))
+        return self.step_count
+
+    async def share_weights(self, path: Path, version: int) -> int:
+        if self._segment is None:
+            self._segment = create_segment(path, FAKE_PLACES)
+        with self._segment.writing(version) as slot:
+            self._segment.map[slot.start : slot.start + 4] = version.to_bytes(4, "little")
         return self.step_count
 
     async def save(self, directory: Path) -> int:

@@ -113,7 +113,8 @@ class Generator(Protocol):
         ...
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Make the safetensors directory `path` live as `version`; UpdateFailed leaves the old one live."""
+        """Make the weights at `path` live as `version`: those of a safetensors directory, or those that a
+        segment (`rl.segment`) holds under that number. UpdateFailed leaves the old ones live."""
         ...
 
     def stats(self) -> GeneratorStats: ...

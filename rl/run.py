@@ -21,7 +21,7 @@ from rl.evaluation import evaluate
 from rl.fakes import FakeTrainer
 from rl.generator import Generator
 from rl.generators.fake import ByteTokenizer
-from rl.generators.vllm import VllmSettings, open_vllm
+from rl.generators.opening import generator_opens
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
 from rl.metrics import Row
@@ -30,9 +30,10 @@ from rl.observer import Observer, Watched
 from rl.pace import CountedRollout, Paced, Pacemaker
 from rl.player import Player
 from rl.policies import build_policy
-from rl.precision import Precision, resolve
+from rl.precision import resolve
 from rl.progress import Progress
 from rl.rehearsal import empty_model, fake_generator
+from rl.replicas import open_replicas
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
 from rl.sandboxes import DaemonSandboxes, own_daemon
@@ -42,7 +43,7 @@ from rl.summary import Results, check_sandboxes, summarise
 from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
 from rl.telemetry import Telemetry, exported
 from rl.trainer_process import Trainer, start_trainer
-from rl.weights import Publisher, weights_directory
+from rl.weights import Publisher, open_segment_file, weights_directory
 from sandboxd import Client
 
 AFTER_SHARE = 0.8
@@ -63,6 +64,7 @@ class Engines:
     model_path: Path
     weights: Path
     tokenizer: Tokenizer
+    segment: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +143,6 @@ def find_start(config: Config, *, resume: bool) -> Start:
     return Start()
 
 
-def engine_settings(config: Config, model_path: Path, log: Path, precision: Precision) -> VllmSettings:
-    """How the run's engine is started."""
-    return VllmSettings(
-        model=model_path.resolve(),
-        log_path=log,
-        seed=config.seed,
-        max_concurrent=config.concurrent_episodes,
-        max_context=config.episode.context_tokens,
-        kv_cache_bytes=config.generator.kv_cache_bytes,
-        compiled=config.generator.compiled,
-        precision=precision,
-    )
-
-
 @asynccontextmanager
 async def open_engines(config: Config, start: Start, progress: Progress) -> AsyncIterator[Engines]:
     """Starts the generator and the trainer side by side, for the length of the block."""
@@ -168,9 +156,11 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
     logs = config.directory.resolve() / "logs"
     await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
     precision = resolve(config.precision)
-    settings = engine_settings(config, model_path, logs / "vllm.log", precision)
+    opens = generator_opens(config, model_path, logs, precision)
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
+        shared = config.generator.weights == "shared_memory" and config.generator.backend != "fake"
+        segment = stack.enter_context(open_segment_file(weights)) if shared else None
         trainer: Trainer = FakeTrainer()
         generator: Generator = fake_generator(tokenizer, config.seed)
         async with asyncio.TaskGroup() as starting:
@@ -179,10 +169,10 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
                 progress.say(f"starting the generator and the trainer, in {precision}")
                 starting.create_task(process.load(model_path.resolve(), config.trainer, precision))
             if config.generator.backend != "fake":
-                generator = await stack.enter_async_context(open_vllm(settings))
+                generator = await stack.enter_async_context(open_replicas(opens))
         if start.checkpoint is not None:
             await trainer.restore(start.checkpoint.resolve())
-        yield Engines(generator, trainer, model_path.resolve(), weights, tokenizer)
+        yield Engines(generator, trainer, model_path.resolve(), weights, tokenizer, segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +215,9 @@ class Session:
         source, held_out = tasks
         sandboxes = self._sandboxes(leasing.client)
         player = self._player(MeteredGenerator(engines.generator, ledger), sandboxes, engines, source)
-        publisher = Publisher(engines.trainer, engines.generator, engines.model_path, engines.weights)
+        publisher = Publisher(
+            engines.trainer, engines.generator, engines.model_path, engines.weights, engines.segment
+        )
         await self._go_on(publisher, player, held_out)
         logs = await asyncio.to_thread(StepLogs.open, config.directory, state, self._progress.say)
         log, earlier = logs.metrics, logs.seconds

@@ -26,6 +26,7 @@ from rl.losses.recipes import Totals
 from rl.losses.tokens import PassTokens, token_logprobs
 from rl.losses.total import policy_loss
 from rl.precision import Precision
+from rl.shared_weights import SharedWeights
 from rl.types import Batch, PackedGroup, Sample, StepReport
 
 ADAM_BETAS = (0.9, 0.95)
@@ -60,6 +61,7 @@ class TorchTrainer:
         self._factors = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self._weights = threading.Lock()
         self._parameters = dict(model.named_parameters())
+        self._shared: SharedWeights | None = None
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
             lr=config.learning_rate,
@@ -197,6 +199,15 @@ class TorchTrainer:
         with self._weights:
             parameters = self._parameters.items()
             save_file({name: p.detach().to(self._factors).contiguous() for name, p in parameters}, path)
+            return self.step_count
+
+    def share_weights(self, path: Path, version: int) -> int:
+        """Writes the weights as `version` into the segment `path`, at first an empty file, in the precision
+        of factors, tied ones once; returns their step."""
+        with self._weights:
+            if self._shared is None or self._shared.path != path:
+                self._shared = SharedWeights(path, self._parameters, self._factors)
+            self._shared.write(version, self._parameters)
             return self.step_count
 
     def save(self, directory: Path) -> int:

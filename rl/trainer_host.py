@@ -74,6 +74,7 @@ class Host:
         return {
             "step": self._trainer.step,
             "write_weights": self._trainer.write_weights,
+            "share_weights": self._trainer.share_weights,
             "save": self._trainer.save,
             "restore": self._trainer.restore,
         }

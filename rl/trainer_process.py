@@ -54,6 +54,10 @@ class Trainer(Protocol):
         """Writes the weights as one safetensors file."""
         ...
 
+    async def share_weights(self, path: Path, version: int) -> int:
+        """Writes the weights as `version` into the segment `path` (`rl.segment`), an empty file at first."""
+        ...
+
     async def save(self, directory: Path) -> int:
         """Writes weights and optimiser of the last whole step, also while a step is under way.
 
@@ -90,6 +94,9 @@ class TrainerProcess:
 
     async def write_weights(self, path: Path) -> int:
         return int(await self._call("write_weights", path))
+
+    async def share_weights(self, path: Path, version: int) -> int:
+        return int(await self._call("share_weights", path, version))
 
     async def save(self, directory: Path) -> int:
         return int(await self._call("save", directory))

@@ -6,8 +6,8 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import tenacity
@@ -18,6 +18,7 @@ from rl.trainer_process import Trainer
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 PREFIX = "sandboxd-rl-"
 WEIGHTS_FILE = "model.safetensors"
+SEGMENT_FILE = "segment"
 
 UPDATE_ATTEMPTS = 3
 """A load that failed leaves the old weights running, so trying again costs a pause and nothing else."""
@@ -59,14 +60,45 @@ def _process_exists(pid: int) -> bool:
     return True
 
 
-class Publisher:
-    """Publishes one version after another; `version` is the newest that the generator serves."""
+@contextmanager
+def open_segment_file(directory: Path) -> Iterator[Path]:
+    """An empty file for a segment (`rl.segment`), for the length of the block or of this process's life.
 
-    def __init__(self, trainer: Trainer, generator: Generator, model_path: Path, directory: Path) -> None:
+    On Linux it has no name: the path leads through this process to an open file in memory, which the kernel
+    frees with the last process that maps it, however they all end, and which no `/dev/shm` is too small for.
+    Elsewhere it lies in `directory`.
+    """
+    if not hasattr(os, "memfd_create"):
+        path = directory / SEGMENT_FILE
+        path.touch()
+        yield path
+        return
+    descriptor = os.memfd_create("sandboxd-weights", os.MFD_CLOEXEC)
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+class Publisher:
+    """Publishes one version after another; `version` is the newest that the generator serves.
+
+    With a `segment` the weights go through shared memory, without one through files in `directory`.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        generator: Generator,
+        model_path: Path,
+        directory: Path,
+        segment: Path | None = None,
+    ) -> None:
         self._trainer = trainer
         self._generator = generator
         self._model_path = model_path
         self._directory = directory
+        self._segment = segment
 
     @property
     def version(self) -> int:
@@ -75,22 +107,29 @@ class Publisher:
     async def publish(self, version: int) -> None:
         """Writes the trainer's weights and has the generator serve them as `version`.
 
-        The directory of a version appears whole or not at all; the one before goes once the new one is
-        live. Raises UpdateFailed (the generator serves what it served before), GeneratorDead.
+        A version appears whole or not at all. The directory of the one before goes once the new one is live;
+        a segment keeps both. Raises UpdateFailed (the generator serves what it served before), GeneratorDead.
         """
+        if self._segment is not None:
+            await self._trainer.share_weights(self._segment, version)
+            await self._update(self._segment, version)
+            return
         written = await self._write(version)
         try:
-            async for attempt in tenacity.AsyncRetrying(
-                stop=tenacity.stop_after_attempt(UPDATE_ATTEMPTS),
-                retry=tenacity.retry_if_exception_type(UpdateFailed),
-                reraise=True,
-            ):
-                with attempt:
-                    await self._generator.update_weights(written, version)
+            await self._update(written, version)
         except UpdateFailed:
             await asyncio.to_thread(shutil.rmtree, written, ignore_errors=True)
             raise
         await asyncio.to_thread(self._remove_all_but, written)
+
+    async def _update(self, path: Path, version: int) -> None:
+        async for attempt in tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(UPDATE_ATTEMPTS),
+            retry=tenacity.retry_if_exception_type(UpdateFailed),
+            reraise=True,
+        ):
+            with attempt:
+                await self._generator.update_weights(path, version)
 
     async def _write(self, version: int) -> Path:
         """The files that a loader wants beside the weights are links to the base model's."""

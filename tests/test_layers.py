@@ -34,10 +34,11 @@ PLACES = {
         "sandboxd/images/engine.py",
     },
     "torch": {
-        *(f"rl/{name}.py" for name in ("model", "packed_attention", "trainer")),
+        *(f"rl/{name}.py" for name in ("model", "packed_attention", "shared_weights", "trainer")),
+        *(f"rl/generators/{name}.py" for name in ("repack", "shared_memory")),
         *(f"rl/losses/{name}.py" for name in ("clipped", "kl", "tokens", "total", "weighted")),
     },
-    "vllm": {"rl/generators/vllm.py"},
+    "vllm": {f"rl/generators/{name}.py" for name in ("plugin", "reload", "repack", "shared_memory", "vllm")},
 }
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status"}
 # A module of the daemon may import those to its right, never one to its left.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rl.generators.plugin import BACKEND, register
+
 
 class Reload:
     """vLLM mixes it into its worker (`worker_extension_cls`); called by its name through `collective_rpc`.
@@ -14,17 +16,40 @@ class Reload:
 
     reload_weights: Callable[..., None]
     model_runner: Any
+    vllm_config: Any
+    device: Any
+    weight_transfer_engine: Any
 
     def reload_all_weights(self, weights_path: str) -> None:
-        """vLLM's own reload, and then the output layer where it shares the embedding's weights.
-
-        A model with tied weights has no output weights on disk, so vLLM's reload passes that layer over.
-        Its parameter shares the embedding's memory and follows; but on a CPU the layer computes with a
-        packed copy made at the start, and would go on to do so: every sampled token would come from the
-        new hidden states through the old output weights. Processing the layer again packs it anew.
-        """
+        """vLLM's own reload from a directory, and then the output layer."""
         self.reload_weights(weights_path=weights_path)
-        model: Any = self.model_runner.get_model()
-        head = getattr(model, "lm_head", None)
-        if head is not None and getattr(model.config, "tie_word_embeddings", False):
-            head.quant_method.process_weights_after_loading(head)
+        pack_tied_head(self.model_runner.get_model())
+
+    def take_from(self, segment_path: str) -> None:
+        """Has vLLM's calls for weight updates take them from a segment. An engine of our own is given its
+        backend here, so that it needs no installed entry point as a server does."""
+        from vllm.config import WeightTransferConfig
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+        register()
+        engine: Any = WeightTransferEngineFactory.create_engine(
+            WeightTransferConfig(backend=BACKEND),
+            self.vllm_config,
+            self.device,
+            self.model_runner.get_model(),
+        )
+        engine.init_transfer_engine(engine.parse_init_info({"path": segment_path}))
+        self.weight_transfer_engine = engine
+
+
+def pack_tied_head(model: Any) -> None:
+    """Packs the output layer anew where it shares the embedding's weights.
+
+    A model with tied weights has no output weights on disk, so vLLM's reload passes that layer over. Its
+    parameter shares the embedding's memory and follows; but on a CPU the layer computes with a packed copy
+    made at the start, and would go on to do so: every sampled token would come from the new hidden states
+    through the old output weights.
+    """
+    head = getattr(model, "lm_head", None)
+    if head is not None and getattr(model.config, "tie_word_embeddings", False):
+        head.quant_method.process_weights_after_loading(head)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl.generator import ContextTooLong, Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
-from rl.generators.checks import check_weights
+from rl.generators.checks import check_weights, segment_identity
 from rl.generators.engine_stats import EngineStats
 from rl.generators.surroundings import (
     applied_environment,
@@ -99,6 +99,7 @@ class VllmGenerator:
         self._stats = stats
         self._open_engine: AsyncLLM | None = engine
         self._broken = False
+        self._segment: tuple[int, int] | None = None
         self._settings = settings
         self._version = 0
         self._names = itertools.count()
@@ -116,6 +117,19 @@ class VllmGenerator:
         if self._open_engine is None or self._broken:
             raise GeneratorDead("the generator is closed, or a weight update broke it")
         return self._open_engine
+
+    async def warm_up(self) -> None:
+        """Asks what vLLM would ask at the first request, waiting without end should the engine die meanwhile.
+
+        Raises GeneratorDead.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            async with asyncio.timeout(self._settings.start_seconds):
+                await self._engine.get_supported_tasks()
+        except (EngineDeadError, TimeoutError) as error:
+            raise GeneratorDead(f"the vLLM engine died; its log is {self._settings.log_path}") from error
 
     def close(self) -> None:
         """End the engine; no call may still wait. Later calls end with GeneratorDead.
@@ -145,6 +159,8 @@ class VllmGenerator:
             raise GeneratorDead(f"the vLLM engine died; its log is {self._settings.log_path}") from error
         finally:
             self._end()
+        if self._broken:
+            raise GeneratorDead("the generator is closed, or a weight update broke it")
         self._finished += 1
         self._generated_tokens += len(output.token_ids)
         return to_generation(output)
@@ -165,11 +181,10 @@ class VllmGenerator:
         async with self._updating:
             if version <= self._version:
                 raise UpdateFailed(f"weights {version} are not newer than weights {self._version}")
-            await asyncio.to_thread(check_weights, path, self._settings.model)
-            started = time.monotonic()
+            await asyncio.to_thread(check_weights, path, self._settings.model, version)
             try:
                 async with asyncio.timeout(self._settings.update_seconds):
-                    await self._reload(path, version)
+                    await self._change(path, version)
             except (EngineDeadError, RuntimeError, OSError, ValueError, TimeoutError) as error:
                 # What it holds now is unknown, so nothing that it draws could be trained on.
                 self._broken = True
@@ -177,19 +192,39 @@ class VllmGenerator:
                     f"the vLLM engine failed at weights {version} ({error!r}); its log is "
                     f"{self._settings.log_path}"
                 ) from error
-            finally:
-                self._paused_seconds += time.monotonic() - started
             self._version = version
             self._updates += 1
 
-    async def _reload(self, path: Path, version: int) -> None:
-        """Swap the weights under the paused engine, which runs on whatever happens."""
-        await self._engine.pause_generation(mode="keep", clear_cache=False)
+    async def _change(self, path: Path, version: int) -> None:
+        """Swap the weights under the paused engine, which runs on whatever happens.
+
+        Until `pause_generation` returns, the engine finishes the forward pass that it is in: it stands still
+        only from then on.
+        """
+        engine = self._engine
+        segment = await asyncio.to_thread(segment_identity, path)
+        if segment is not None and segment != self._segment:
+            await engine.collective_rpc("take_from", kwargs={"segment_path": str(path)})
+            self._segment = segment
+        await engine.pause_generation(mode="keep", clear_cache=False)
+        stopped = time.monotonic()
         try:
-            await self._engine.collective_rpc("reload_all_weights", kwargs={"weights_path": str(path)})
-            await self._engine.update_weight_version(str(version))
+            if segment is None:
+                await engine.collective_rpc("reload_all_weights", kwargs={"weights_path": str(path)})
+                await engine.update_weight_version(str(version))
+            else:
+                await self._transfer(engine, version)
         finally:
-            await self._engine.resume_generation()
+            await engine.resume_generation()
+            self._paused_seconds += time.monotonic() - stopped
+
+    async def _transfer(self, engine: AsyncLLM, version: int) -> None:
+        """vLLM's own sequence of calls, which ends by setting the version."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await engine.start_weight_update()
+        await engine.update_weights(WeightTransferUpdateRequest({"version": version}))
+        await engine.finish_weight_update(str(version))
 
     def stats(self) -> GeneratorStats:
         busy = self._busy_seconds
@@ -278,6 +313,7 @@ async def open_vllm(settings: VllmSettings) -> AsyncIterator[VllmGenerator]:
                 start.abandon(around.pop_all(), held.pop_all())
                 raise
         try:
+            await generator.warm_up()
             yield generator
         finally:
             generator.close()

@@ -17,6 +17,7 @@ from rl.curriculum import Curriculum
 from rl.dialogue import STYLE, Dialogue, PromptStyle, Tokenizer
 from rl.errors import Exhausted
 from rl.fakes import FakeTrainer
+from rl.generator import Generator
 from rl.generators.fake import ByteTokenizer, FakeGenerator, Reply, sums_reply
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
@@ -135,6 +136,8 @@ class Rig:
     given_trainer: FakeTrainer | None = None
     style: PromptStyle = STYLE
     books: Mapping[str, Any] | None = None
+    served: Generator | None = None
+    segment: Path | None = None
 
     def __post_init__(self) -> None:
         tokenizer = self.tokenizer
@@ -149,7 +152,8 @@ class Rig:
             failing_updates=self.failing_updates,
         )
         limits = replace(LIMITS, code_seconds=self.code_seconds)
-        metered = MeteredGenerator(self.generator, self.ledger)
+        served: Generator = self.served or self.generator
+        metered = MeteredGenerator(served, self.ledger)
         self.rollout = CountedRollout(
             Rollout(metered, self.sandboxes, Dialogue(tokenizer, self.style), SOURCE.verify, limits=limits)
         )
@@ -160,7 +164,7 @@ class Rig:
         for directory in (model, weights):
             directory.mkdir(exist_ok=True)
         (model / "config.json").write_text("{}")
-        self.publisher = Publisher(self.trainer, self.generator, model, weights)
+        self.publisher = Publisher(self.trainer, served, model, weights, self.segment)
         self.buffer = GroupBuffer(build_policy(self.rules, self.bound, self.plan.groups_per_batch))
         parts = Parts(
             curriculum=self.curriculum,

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
 
 from rl import reaper
 from rl.generator import Generation, GeneratorDead, Sampling, UpdateFailed
 from rl.generators.vllm import SCRATCH_PREFIX, VllmGenerator, VllmSettings, open_vllm
 from rl.model import build_tiny_model
 from rl.processes import descendants
+from rl.replicas import Patience, open_replicas
 from rl.types import TokenIds
+from rl.weights import open_segment_file
+from tests.rl.engine_kit import PROMPT, Carried, check_cover, reference, weights, write_tokenizer
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,23 +41,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
 ]
 
-PROMPT = np.arange(5, 75, dtype=np.int32)
 LONG = Sampling(max_tokens=400)
 END_SECONDS = 30.0
-
-
-def write_tokenizer(directory: Path) -> Path:
-    """A tokenizer of one token a byte and the two ChatML marks."""
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(bytes_)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
-    directory.mkdir()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    settings = '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}'
-    (directory / "tokenizer_config.json").write_text(settings)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +58,30 @@ def settings(model: Path, tmp_path_factory: pytest.TempPathFactory) -> VllmSetti
 
 
 class Engine:
-    """One engine for all tests of the module, on a loop that outlives each of them."""
+    """One engine for all tests of the module, on a loop that outlives each of them. `generator` is the engine
+    itself, `replicas` what starts it again, in bfloat16, when it has died."""
 
-    def __init__(self, runner: asyncio.Runner, generator: VllmGenerator) -> None:
+    def __init__(self, runner: asyncio.Runner, settings: VllmSettings) -> None:
         self._runner = runner
-        self.generator = generator
+        lower = replace(settings, log_path=settings.log_path.with_name("lower.log"), precision="bfloat16")
+        self._settings = [settings, lower]
+        self._started: list[VllmGenerator] = []
+        self._opened = open_replicas([self._open], Patience(pause_seconds=0.0))
+        self.replicas = self.run(self._opened.__aenter__())
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[VllmGenerator]:
+        async with open_vllm(self._settings[len(self._started)]) as generator:
+            self._started.append(generator)
+            yield generator
+
+    def close(self) -> None:
+        self.run(self._opened.__aexit__(None, None, None))
+        self._started.clear()
+
+    @property
+    def generator(self) -> VllmGenerator:
+        return self._started[-1]
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(work)
@@ -88,40 +94,20 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine(settings: VllmSettings) -> Iterator[Engine]:
     with asyncio.Runner() as runner:
-        opened = open_vllm(settings)
-        generator = runner.run(opened.__aenter__())
+        engine = Engine(runner, settings)
         try:
-            yield Engine(runner, generator)
+            yield engine
         finally:
-            runner.run(opened.__aexit__(None, None, None))
+            engine.close()
+            del engine
             gc.collect()
 
 
-def weights(model: Path, directory: Path, scale: float) -> Path:
-    """A directory with the model's weights, every matrix times `scale`."""
-    directory.mkdir()
-    scaled = {name: value * scale for name, value in load_file(model / "model.safetensors").items()}
-    save_file(scaled, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text((model / "config.json").read_text())
-    return directory
-
-
-def reference(directory: Path, context: TokenIds, sampled: TokenIds) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Log-probabilities of `sampled` after `context`, computed by transformers."""
-    net = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    row = torch.from_numpy(np.concatenate([context, sampled])).long()
-    with torch.no_grad():
-        logits = net(input_ids=row[None]).logits[0, len(context) - 1 : -1]
-    chosen = torch.log_softmax(logits, -1).gather(1, row[len(context) :, None])[:, 0]
-    return np.asarray(chosen.numpy(), np.float32)
-
-
-def check_cover(generation: Generation) -> None:
-    """The spans cover all tokens in order, and every token has a log-probability."""
-    assert [span.start for span in generation.spans] == [0, *(span.end for span in generation.spans[:-1])]
-    assert generation.spans[-1].end == len(generation.ids) == len(generation.logprobs)
-    assert np.isfinite(generation.logprobs).all()
-    assert (generation.logprobs <= 0).all()
+@pytest.fixture(params=["directory", "segment"])
+def carried(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Iterator[Carried]:
+    with ExitStack() as stack:
+        segment = stack.enter_context(open_segment_file(tmp_path)) if request.param == "segment" else None
+        yield Carried(model, segment, tmp_path)
 
 
 def test_tokens_go_in_and_come_out_with_the_policys_own_logprobs(engine: Engine, model: Path) -> None:
@@ -187,11 +173,13 @@ def test_weights_that_do_not_load_change_nothing(engine: Engine, broken: str, tm
 
 
 def test_an_update_under_running_requests_shows_in_their_spans(
-    engine: Engine, model: Path, tmp_path: Path
+    engine: Engine, model: Path, carried: Carried
 ) -> None:
     """Each part of a turn has the log-probabilities of the very weights that its span names."""
-    doubled = weights(model, tmp_path / "doubled", 2.0)
-    old, new = engine.generator.version, engine.generator.version + 1
+    old = engine.generator.version + 1
+    new = old + 1
+    engine.run(engine.generator.update_weights(weights(model, carried.directory / "before", 1.0), old))
+    doubled = carried.path(2.0, new)
 
     async def body() -> list[Generation]:
         generator = engine.generator
@@ -214,37 +202,18 @@ def test_an_update_under_running_requests_shows_in_their_spans(
     assert half > 0
     exact = reference(model, PROMPT, mixed[0].ids)[:half]
     np.testing.assert_allclose(mixed[0].logprobs[:half], exact, atol=2e-3)
+    assert engine.generator.stats().paused_seconds > 0
 
 
-def test_keys_and_values_of_old_weights_serve_no_new_request(
-    engine: Engine, model: Path, tmp_path: Path
-) -> None:
+def test_keys_and_values_of_old_weights_serve_no_new_request(engine: Engine, carried: Carried) -> None:
     """After an update the same prompt has the log-probabilities of the new weights, from the first token."""
     engine.generate()  # the prompt now lies in the prefix cache
-    halved = weights(model, tmp_path / "halved", 0.5)
-    engine.run(engine.generator.update_weights(halved, engine.generator.version + 1))
+    version = engine.generator.version + 1
+    engine.run(engine.generator.update_weights(carried.path(0.5, version), version))
+    halved = carried.directory / "times-0.5"
     drawn = engine.generate()
     assert [span.version for span in drawn.spans] == [engine.generator.version]
     np.testing.assert_allclose(drawn.logprobs, reference(halved, PROMPT, drawn.ids), atol=2e-3)
-
-
-def test_bfloat16_weights_go_live_everywhere(settings: VllmSettings, model: Path, tmp_path: Path) -> None:
-    """Also in the packed copies that the engine keeps: else new hidden states would meet old matrices."""
-    lower = replace(settings, log_path=tmp_path / "vllm.log", precision="bfloat16")
-    doubled = weights(model, tmp_path / "doubled", 2.0)
-
-    async def body() -> tuple[Generation, Generation]:
-        async with open_vllm(lower) as generator:
-            first = await generator.generate(PROMPT, LONG)
-            await generator.update_weights(doubled, 1)
-            return first, await generator.generate(PROMPT, LONG)
-
-    before, after = asyncio.run(body())
-    for drawn, directory in ((before, model), (after, doubled)):
-        check_cover(drawn)
-        np.testing.assert_allclose(drawn.logprobs, reference(directory, PROMPT, drawn.ids), atol=0.1)
-    wrong = reference(model, PROMPT, after.ids)
-    assert np.abs(after.logprobs - wrong).max() > 0.3
 
 
 def test_versions_only_rise(engine: Engine, model: Path) -> None:
@@ -252,33 +221,64 @@ def test_versions_only_rise(engine: Engine, model: Path) -> None:
         engine.run(engine.generator.update_weights(model, engine.generator.version))
 
 
-def test_a_killed_engine_ends_every_call(engine: Engine, settings: VllmSettings) -> None:
-    """The last test on the shared engine: it kills it."""
+def test_the_calls_of_a_killed_engine_end_and_a_new_one_draws_them_from_the_current_weights(
+    engine: Engine, settings: VllmSettings, model: Path, tmp_path: Path
+) -> None:
+    """From here on the shared engine is another one, in bfloat16; given float32, it has converted it."""
+    killed, version = engine.generator, engine.generator.version + 1
 
     async def attempt() -> Exception | None:
         try:
-            await engine.generator.generate(PROMPT, LONG)
+            await killed.generate(PROMPT, LONG)
         except GeneratorDead as death:
             return death
         return None
 
-    async def body() -> list[Exception | None]:
+    async def body(segment: Path) -> tuple[list[Exception | None], list[Generation]]:
+        await engine.replicas.update_weights(segment, version)
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(attempt()) for _ in range(4)]
+            drawing = [tasks.create_task(engine.replicas.generate(PROMPT, LONG)) for _ in range(4)]
             await asyncio.sleep(0)
             pids = engine_pids(settings.log_path)
             assert pids
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-        return [call.result() for call in waiting]
+        return [call.result() for call in waiting], [call.result() for call in drawing]
 
-    deaths = engine.run(body())
+    with open_segment_file(tmp_path) as segment:
+        Carried(model, segment, tmp_path).path(2.0, version)
+        deaths, drawn = engine.run(body(segment))
     assert all(isinstance(death, GeneratorDead) for death in deaths)
     assert str(settings.log_path) in str(deaths[0])
     with pytest.raises(GeneratorDead):
-        engine.generate()
+        engine.run(killed.generate(PROMPT, LONG))
     with pytest.raises(GeneratorDead):
-        engine.run(engine.generator.update_weights(settings.model, engine.generator.version + 1))
+        engine.run(killed.update_weights(model, version + 1))
+    assert engine.generator is not killed
+    assert [generation.spans[0].version for generation in drawn] == [version] * 4
+    for generation in drawn:
+        check_lower(generation, right=tmp_path / "times-2", wrong=model)
+
+
+def check_lower(generation: Generation, right: Path, wrong: Path) -> None:
+    """In bfloat16: these weights drew it, and not those."""
+    check_cover(generation)
+    exact = reference(right, PROMPT, generation.ids)
+    np.testing.assert_allclose(generation.logprobs, exact, atol=0.1)
+    assert np.abs(generation.logprobs - reference(wrong, PROMPT, generation.ids)).max() > 0.3
+
+
+def test_bfloat16_weights_go_live_everywhere(engine: Engine, model: Path, tmp_path: Path) -> None:
+    """Also in the packed copies that the engine keeps: else new hidden states would meet old matrices."""
+    generator, doubled = engine.generator, weights(model, tmp_path / "doubled", 2.0)
+    with open_segment_file(tmp_path) as segment:
+        version = generator.version + 1
+        Carried(model, segment, tmp_path).path(1.0, version, torch.bfloat16)
+        engine.run(generator.update_weights(segment, version))
+    check_lower(engine.generate(), right=model, wrong=doubled)
+    engine.run(generator.update_weights(doubled, version + 1))
+    check_lower(engine.generate(), right=doubled, wrong=model)
 
 
 def engine_pids(log: Path) -> list[int]:

@@ -15,7 +15,7 @@ from rl.generators.vllm import VllmSettings, open_vllm
 from rl.model import SMOLLM2, build_tiny_model, prepare_model
 from rl.trainer_process import TrainerProcess, start_trainer
 from rl.types import Batch, Episode, Group, PackedGroup, Scored, StopReason, Task, Turn
-from rl.weights import Publisher, weights_directory
+from rl.weights import Publisher, open_segment_file, weights_directory
 
 ROOT = Path(__file__).parents[2]
 OBSERVATION = np.array([30, 31, 32], np.int32)
@@ -100,15 +100,16 @@ def test_a_real_step_trains_publishes_and_draws_from_the_new_weights(tiny: Path,
         settings = VllmSettings(
             model=tiny, log_path=tmp_path / "vllm.log", max_concurrent=16, kv_cache_bytes=1 << 27
         )
-        async with (
-            weights_directory(tmp_path) as weights,
-            start_trainer(tmp_path / "trainer.log") as trainer,
-            open_vllm(settings) as generator,
-        ):
-            await trainer.load(tiny, CONFIG)
-            publisher = Publisher(trainer, generator, tiny, weights)
-            await train_and_publish(generator, trainer, publisher)
-            await check_new_weights(generator, trainer)
-            await check_update_in_flight(generator, publisher)
+        with open_segment_file(tmp_path) as segment:
+            async with (
+                weights_directory(tmp_path) as weights,
+                start_trainer(tmp_path / "trainer.log") as trainer,
+                open_vllm(settings) as generator,
+            ):
+                await trainer.load(tiny, CONFIG)
+                publisher = Publisher(trainer, generator, tiny, weights, segment)
+                await train_and_publish(generator, trainer, publisher)
+                await check_new_weights(generator, trainer)
+                await check_update_in_flight(generator, publisher)
 
     asyncio.run(body())
