@@ -26,6 +26,7 @@ from sandboxd.leasing import Leasing
 from sandboxd.pool_options import PoolOptions
 from sandboxd.queueing import Claim
 from sandboxd.sandbox import Sandbox
+from sandboxd.telemetry.recorder import ACQUIRE_WAIT, current, link, step, timed
 from sandboxd.types import PoolState, PoolStats, SandboxState, Template
 from sandboxd.waiters import Waiters, Watch
 
@@ -122,17 +123,26 @@ class Pool:
                 raise again(refusal)
             waiter = self._waiters.join(lease, claim)
             self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
-            self._fleet.pump()
+            self._fleet.pump(current.get())
             try:
                 await self._waiters.wait(waiter, timeout, watch)
                 # One may have died since.
-                return [self.get(sandbox.id).id for sandbox in waiter.sandboxes()]
+                sandboxes = [self.get(sandbox.id) for sandbox in waiter.sandboxes()]
             except BaseException:
                 # Nobody comes for what was granted. It is destroyed like used ones: simpler than sure.
                 self._release_all(waiter.sandboxes())
                 raise
+            for sandbox in sandboxes:
+                link(sandbox.span)
+            return [sandbox.id for sandbox in sandboxes]
 
-        ids = await self._leasing.requests.once(lease.request_id, claim.count, acquire)
+        async def queue() -> list[str]:
+            told = {"sandboxd.pool": self.name}
+            with step("queue wait", {**told, "sandboxd.count": claim.count, "sandboxd.tenant": claim.tenant}):
+                with timed(ACQUIRE_WAIT, self._clock.now, told):
+                    return await acquire()
+
+        ids = await self._leasing.requests.once(lease.request_id, claim.count, queue)
         return [self.get(sandbox_id) for sandbox_id in ids]
 
     async def fork(self, sandbox_id: str, count: int, lease: Lease) -> list[Sandbox]:

@@ -42,6 +42,8 @@ class Sandbox:
     start_seconds: float | None = None
     """From the decision to start it until it was ready; None where another daemon started it."""
 
+    span: object = None
+    """That of its start, where one is recorded."""
     unclean: bool = False
     """Its start has ended, and what it left could not be removed."""
 

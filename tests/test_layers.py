@@ -20,6 +20,7 @@ PLACES = {
         *(
             f"sandboxd/{name}.py"
             for name in (
+                "telemetry/calls",
                 *("client", "interaction", "patience", "remote_files", "remote_pools", "resumption"),
                 *("daemon", "health_checks", "service", "status"),
             )
@@ -38,6 +39,16 @@ PLACES = {
         *(f"rl/losses/{name}.py" for name in ("clipped", "kl", "tokens", "total", "weighted")),
     },
     "vllm": {"rl/generators/vllm.py"},
+    "opentelemetry": {
+        *(
+            f"sandboxd/telemetry/{name}.py"
+            for name in (
+                *("calls", "counting", "encoding", "exporters", "instruments", "logs", "prometheus"),
+                *("setup", "spans"),
+            )
+        ),
+    },
+    "prometheus_client": {"sandboxd/telemetry/prometheus.py"},
 }
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status"}
 # A module of the daemon may import those to its right, never one to its left.
