@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import grpc
-from opentelemetry.trace import SpanContext, SpanKind, Status
+from opentelemetry.trace import SpanKind
 
 from sandboxd.errors import Cause, SandboxdError
 from sandboxd.status import code_of
 from sandboxd.telemetry.counting import Histogram
 from sandboxd.telemetry.recorder import Value, current
-from sandboxd.telemetry.spans import UNSET, Span, Spans, failed, parsed
+from sandboxd.telemetry.spans import Common, Context, Span, Spans, failure, parsed
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX
 from sandboxd.v1 import sandbox_service_pb2 as pb
 
@@ -41,11 +41,11 @@ class Durations:
             ("sandboxd.pool", "sandboxd.command.ending"),
         )
 
-    def command(self, sandbox: str, ended: pb.CommandExited) -> None:
+    def command(self, sandbox: str, ending: str, ended: pb.CommandExited) -> None:
         """One has ended. The name of a sandbox begins with that of its pool."""
         pool = sandbox.rpartition("-")[0]
         wall = ended.wall_duration
-        self.commands.add(wall.seconds + wall.nanos / 1e9, (pool, ENDINGS.get(ended.reason, "")))
+        self.commands.add(wall.seconds + wall.nanos / 1e9, (pool, ending))
 
 
 class Calls:
@@ -97,6 +97,19 @@ class _Method:
         fields = () if method is None else tuple(method.input_type.fields_by_name)
         # What a stream of requests is about is said by its first, which the handler reads.
         self.fields = () if method is not None and method.client_streaming else fields
+        self.begins = Common(name, SpanKind.SERVER, {"rpc.system.name": "grpc", "rpc.method": name})
+        self._ends: dict[tuple[str, str, int], Common] = {}
+
+    def common(self, code: str, ending: str = "", exit_code: int = 0) -> Common:
+        """What all calls say that ended so."""
+        known = self._ends.get((code, ending, exit_code))
+        if known is not None:
+            return known
+        told: dict[str, Value] = {**self.begins.attributes, "rpc.response.status_code": code}
+        if ending:
+            told |= {"sandboxd.command.ending": ending, "process.exit.code": exit_code}
+        common = self._ends[code, ending, exit_code] = Common(self.name, SpanKind.SERVER, told)
+        return common
 
     def of_request(self, request: Any) -> dict[str, Value]:
         """The sandbox, the pool and the file that a request names."""
@@ -156,50 +169,52 @@ class _Call:
         self._method, self._begun = method, time.perf_counter_ns()
         self._span: Span | None = None
         if method.calls.spans is not None:
-            self._span = method.calls.spans.begin(method.name, SpanKind.SERVER, _caller(context))
+            self._span = method.calls.spans.begin(method.begins, _caller(context))
             current.set(self._span)
 
     def succeeded(self, request: Any, response: Any) -> None:
         """`response` is the last one; None where there was none, or it went another way."""
-        told, durations = self._method.of_request(request), self._method.calls.durations
+        ending, exit_code, method = "", 0, self._method
+        told = method.of_request(request)
         match response:
             case pb.RunCommandResponse() | pb.ExecCommandResponse():
-                ended = _ended(response)
-                if ended is not None:
-                    told["sandboxd.command.ending"] = ENDINGS.get(ended.reason, "")
-                    told["process.exit.code"] = ended.exit_code
-                    if durations is not None:
-                        durations.command(str(told.get("sandboxd.sandbox", "")), ended)
+                if (ended := _ended(response)) is not None:
+                    ending, exit_code = ENDINGS.get(ended.reason, ""), ended.exit_code
+                    if method.calls.durations is not None:
+                        method.calls.durations.command(str(told.get("sandboxd.sandbox", "")), ending, ended)
             case pb.WriteFileResponse():
                 told["file.size"] = response.size_bytes
             case pb.Sandbox():
                 told["sandboxd.sandbox"] = response.name.removeprefix(SANDBOX_PREFIX)
-        self._end("OK", told, UNSET)
+        self._end(told, method.common("OK", ending, exit_code))
 
     def failed(self, request: Any, error: BaseException) -> None:
         """It ends with an error, or because its caller has left."""
         fault = _fault(error)
-        code, status = _code(fault), UNSET
-        if self._span is not None:
-            status = failed(self._span, fault)
-            # What the caller did wrong is not the server's failure.
-            if code not in FAULTS and getattr(fault, "cause", None) is not Cause.INFRASTRUCTURE:
-                status = UNSET
-        self._end(code, self._method.of_request(request), status, _kind(fault))
+        code = _code(fault)
+        told = self._method.of_request(request)
+        more, words = failure(fault)
+        told.update(more)
+        # What the caller did wrong is not the server's failure.
+        if self._span is not None and (
+            code in FAULTS or getattr(fault, "cause", None) is Cause.INFRASTRUCTURE
+        ):
+            self._span.fault = words
+        self._end(told, self._method.common(code), str(more["error.type"]))
 
-    def _end(self, code: str, told: dict[str, Value], status: Status, error: str = "") -> None:
-        elapsed, method = time.perf_counter_ns() - self._begun, self._method
-        if method.calls.durations is not None:
-            method.calls.durations.calls.add(elapsed / 1e9, ("grpc", method.name, code, error))
+    def _end(self, told: dict[str, Value], common: Common, error: str = "") -> None:
+        elapsed, calls = time.perf_counter_ns() - self._begun, self._method.calls
+        if calls.durations is not None:
+            code = str(common.attributes["rpc.response.status_code"])
+            calls.durations.calls.add(elapsed / 1e9, ("grpc", self._method.name, code, error))
         span = self._span
-        if span is not None and method.calls.spans is not None:
-            told["rpc.system.name"], told["rpc.method"] = "grpc", method.name
-            told["rpc.response.status_code"] = code
+        if span is not None and calls.spans is not None:
+            span.common = common
             span.attributes.update(told)
-            method.calls.spans.end(span, status, span.begun + elapsed)
+            calls.spans.end(span, span.begun + elapsed)
 
 
-def _caller(context: Any) -> SpanContext | None:
+def _caller(context: Any) -> Context | None:
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent":
             return parsed(value)
@@ -227,13 +242,3 @@ def _code(fault: BaseException) -> str:
             return "CANCELLED"
         case _:
             return "INTERNAL"
-
-
-def _kind(fault: BaseException) -> str:
-    match fault:
-        case SandboxdError():
-            return fault.reason
-        case asyncio.CancelledError() | GeneratorExit():
-            return "CANCELLED"
-        case _:
-            return type(fault).__name__

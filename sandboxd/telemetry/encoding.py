@@ -1,5 +1,5 @@
-"""Spans as OTLP sends them, a quarter of the time that the SDK's own encoding takes: what says the same in
-thousands of them, such as the name of a method, is encoded once.
+"""Spans as OTLP sends them, in a tenth of the time that the SDK's own encoding takes: what many say alike is
+encoded once, and so is each attribute. Messages of one type that follow one another in bytes are one.
 """
 
 from __future__ import annotations
@@ -7,83 +7,89 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+from sandboxd.telemetry.spans import Common, Context, Span
 
 REMEMBERED = 8192
-KINDS = {
-    SpanKind.INTERNAL: pb.Span.SPAN_KIND_INTERNAL,
-    SpanKind.SERVER: pb.Span.SPAN_KIND_SERVER,
-    SpanKind.CLIENT: pb.Span.SPAN_KIND_CLIENT,
-}
-IS_KNOWN = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
-IS_REMOTE = IS_KNOWN | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
+KINDS = {SpanKind.INTERNAL: pb.Span.SPAN_KIND_INTERNAL, SpanKind.SERVER: pb.Span.SPAN_KIND_SERVER}
+# Tags of fields of Span, with the length where that is known: opentelemetry/proto/trace/v1/trace.proto.
+TRACE_ID, SPAN_ID, PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
+BEGUN, ENDED = b"\x39", b"\x41"
+# `flags`: whether the parent is of another process is known, and whether it is.
+LOCAL = b"\x85\x01" + pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK.to_bytes(4, "little")
+REMOTE_FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
+REMOTE = b"\x85\x01" + REMOTE_FLAGS.to_bytes(4, "little")
+# That of `spans` in ScopeSpans.
+SPANS = b"\x12"
 
 
-class SpanExporter(OTLPSpanExporter):
-    """The SDK's exporter with this encoding."""
-
-    def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-        return request(data)
+def scope_spans(spans: Sequence[Span]) -> pb.ScopeSpans:
+    """All of them in one message, without the scope."""
+    return pb.ScopeSpans.FromString(b"".join([encoded(span) for span in spans]))
 
 
-def request(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-    """All are of one resource and one scope."""
-    scope, resource = spans[0].instrumentation_scope, spans[0].resource
-    of_scope = pb.ScopeSpans(spans=[encoded(span) for span in spans])
-    if scope is not None:
-        of_scope.scope.CopyFrom(InstrumentationScope(name=scope.name, version=scope.version or ""))
-    described = Resource(attributes=[pair(key, value) for key, value in resource.attributes.items()])
-    return ExportTraceServiceRequest(
-        resource_spans=[
-            pb.ResourceSpans(resource=described, scope_spans=[of_scope], schema_url=resource.schema_url)
-        ]
-    )
-
-
-def encoded(span: ReadableSpan) -> pb.Span:
-    """One span. Its attributes are strings, numbers and truth values."""
+def encoded(span: Span) -> bytes:
+    """One span as a field of ScopeSpans."""
     context, parent = span.context, span.parent
-    message = pb.Span(
-        trace_id=context.trace_id.to_bytes(16, "big"),
-        span_id=context.span_id.to_bytes(8, "big"),
-        parent_span_id=b"" if parent is None else parent.span_id.to_bytes(8, "big"),
-        name=span.name,
-        kind=KINDS[span.kind],
-        start_time_unix_nano=span.start_time or 0,
-        end_time_unix_nano=span.end_time or 0,
-        attributes=[pair(key, value) for key, value in (span.attributes or {}).items()],
-        flags=_flags(parent),
-    )
-    if span.status.status_code is not StatusCode.UNSET:
-        message.status.code = span.status.status_code.value
-        message.status.message = span.status.description or ""
-    if span.links:
-        message.links.extend(_link(link) for link in span.links)
-    return message
+    parts = [
+        span.common.encoded or _common(span.common),
+        TRACE_ID,
+        context.trace_id,
+        SPAN_ID,
+        context.span_id,
+    ]
+    if parent is not None:
+        parts += (PARENT_ID, parent.span_id)
+    parts += (BEGUN, span.begun.to_bytes(8, "little"), ENDED, span.ended.to_bytes(8, "little"))
+    parts.append(REMOTE if parent is not None and parent.is_remote else LOCAL)
+    parts += [_attribute(key, value) for key, value in span.attributes.items()]
+    if span.links or span.fault is not None:
+        parts.append(_rare(span))
+    body = b"".join(parts)
+    return b"".join((SPANS, _varint(len(body)), body))
 
 
-def _flags(context: SpanContext | None) -> int:
-    return IS_REMOTE if context is not None and context.is_remote else IS_KNOWN
+def _common(common: Common) -> bytes:
+    pairs = [_pair(key, value) for key, value in common.attributes.items()]
+    common.encoded = pb.Span(name=common.name, kind=KINDS[common.kind], attributes=pairs).SerializeToString()
+    return common.encoded
 
 
-def _link(link: Link) -> pb.Span.Link:
-    return pb.Span.Link(
-        trace_id=link.context.trace_id.to_bytes(16, "big"),
-        span_id=link.context.span_id.to_bytes(8, "big"),
-        flags=_flags(link.context),
-    )
+def _rare(span: Span) -> bytes:
+    message = pb.Span(links=[_link(link) for link in span.links])
+    if span.fault is not None:
+        message.status.code, message.status.message = pb.Status.STATUS_CODE_ERROR, span.fault
+    return message.SerializeToString()
+
+
+def _link(context: Context) -> pb.Span.Link:
+    flags = REMOTE_FLAGS if context.is_remote else pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+    return pb.Span.Link(trace_id=context.trace_id, span_id=context.span_id, flags=flags)
+
+
+def _varint(number: int) -> bytes:
+    """https://protobuf.dev/programming-guides/encoding/#varints"""
+    low = bytearray()
+    while number > 0x7F:
+        low.append(number & 0x7F | 0x80)
+        number >>= 7
+    low.append(number)
+    return bytes(low)
 
 
 # Typed, since 1 and True are one key without.
 @lru_cache(maxsize=REMEMBERED, typed=True)
-def pair(key: str, value: object) -> KeyValue:
-    """One attribute."""
+def _attribute(key: str, value: object) -> bytes:
+    return pb.Span(attributes=[_pair(key, value)]).SerializeToString()
+
+
+def _pair(key: str, value: object) -> KeyValue:
     match value:
         case bool():
             return KeyValue(key=key, value=AnyValue(bool_value=value))
@@ -93,3 +99,20 @@ def pair(key: str, value: object) -> KeyValue:
             return KeyValue(key=key, value=AnyValue(double_value=value))
         case _:
             return KeyValue(key=key, value=AnyValue(string_value=str(value)))
+
+
+def whole(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
+    """The SDK's form of it, for exporters that know no other."""
+    return ReadableSpan(
+        span.common.name,
+        span.context.whole(),
+        None if span.parent is None else span.parent.whole(),
+        resource,
+        {**span.common.attributes, **span.attributes},
+        links=[Link(each.whole()) for each in span.links],
+        kind=span.common.kind,
+        status=Status(StatusCode.UNSET) if span.fault is None else Status(StatusCode.ERROR, span.fault),
+        start_time=span.begun,
+        end_time=span.ended,
+        instrumentation_scope=scope,
+    )

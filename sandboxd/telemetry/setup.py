@@ -163,12 +163,12 @@ def _is_unnamed(key: str, value: object) -> bool:
 def _spans(wanted: Wanted, resource: Resource, ends: _Ends) -> Spans | None:
     if (protocol := wanted.exported.get("traces")) is None:
         return None
-    exporter = exporters.spans(protocol)
+    exporter = exporters.spans(protocol, resource, SCOPE)
     processor = BatchSpanProcessor(exporter)
     ends.add(processor.shutdown, exporter.shutdown)
     # It reads the sampler's variables.
     sampler = TracerProvider(resource=resource, shutdown_on_exit=False).sampler
-    return Spans(resource, sampler, processor, SCOPE)
+    return Spans(sampler, processor)
 
 
 def _measure(wanted: Wanted, resource: Resource, recording: Recording, ends: _Ends) -> None:
@@ -198,9 +198,11 @@ def completed(data: MetricsData | None, durations: Durations | None, resource: R
     """What the SDK's meters say, with the durations that they do not know."""
     own = () if durations is None else (durations.calls.metric(), durations.commands.metric())
     told = [metric for metric in own if metric.data.data_points]
-    scopes = [] if data is None else [each for one in data.resource_metrics for each in one.scope_metrics]
-    scopes.append(ScopeMetrics(SCOPE, told, ""))
-    return MetricsData([ResourceMetrics(resource, scopes, resource.schema_url)])
+    # One scope: the SDK's encoding takes two of one name for the same, and drops the first.
+    for one in () if data is None else data.resource_metrics:
+        for scope in one.scope_metrics:
+            told += scope.metrics
+    return MetricsData([ResourceMetrics(resource, [ScopeMetrics(SCOPE, told, "")], resource.schema_url)])
 
 
 @contextlib.contextmanager

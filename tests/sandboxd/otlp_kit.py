@@ -15,9 +15,6 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
 
-KINDS = {"stringValue": str}
-
-
 def value(any_value: Any) -> Any:
     """Of an attribute."""
     return getattr(any_value, any_value.WhichOneof("value"))
@@ -41,7 +38,7 @@ class Collector(
         self.logs: list[Any] = []
         self._came = asyncio.Event()
 
-    async def Export(self, request: Any, context: Any) -> Any:
+    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC names it
         """Serves all three services."""
         match request:
             case trace_pb.ExportTraceServiceRequest():
