@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from collections.abc import AsyncIterator, Callable
+from time import perf_counter_ns
 from typing import Any, cast
 
 import grpc
@@ -18,7 +18,7 @@ from sandboxd.errors import Cause, SandboxdError
 from sandboxd.status import code_of
 from sandboxd.telemetry.counting import Histogram
 from sandboxd.telemetry.recorder import Value, current
-from sandboxd.telemetry.spans import Common, Context, Span, Spans, failure, parsed
+from sandboxd.telemetry.spans import Common, Span, Spans, failure
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX
 from sandboxd.v1 import sandbox_service_pb2 as pb
 
@@ -90,15 +90,28 @@ class _Method:
     """One method, and where its messages say what it is about."""
 
     def __init__(self, name: str, calls: Calls) -> None:
-        self.name, self.calls = name, calls
+        self.name, self.spans, self.durations = name, calls.spans, calls.durations
         service, _, short = name.rpartition("/")
         described = pb.DESCRIPTOR.services_by_name.get(service.rpartition(".")[2])
         method = described.methods_by_name.get(short) if described is not None else None
-        fields = () if method is None else tuple(method.input_type.fields_by_name)
         # What a stream of requests is about is said by its first, which the handler reads.
-        self.fields = () if method is not None and method.client_streaming else fields
+        known = () if method is None or method.client_streaming else tuple(method.input_type.fields_by_name)
+        self._fields = tuple(field for field in ("name", "pool", "path") if field in known)
         self.begins = Common(name, SpanKind.SERVER, {"rpc.system.name": "grpc", "rpc.method": name})
         self._ends: dict[tuple[str, str, int], Common] = {}
+
+    def about(self, request: Any) -> dict[str, Value]:
+        """The sandbox, the pool and the file that a request names."""
+        told: dict[str, Value] = {}
+        for field in self._fields:
+            value = getattr(request, field)
+            if isinstance(value, bytes):
+                told["file.path"] = value.decode(errors="replace")
+            elif value.startswith(SANDBOX_PREFIX):
+                told["sandboxd.sandbox"] = value[len(SANDBOX_PREFIX) :]
+            elif value.startswith(POOL_PREFIX):
+                told["sandboxd.pool"] = value[len(POOL_PREFIX) :]
+        return told
 
     def common(self, code: str, ending: str = "", exit_code: int = 0) -> Common:
         """What all calls say that ended so."""
@@ -111,36 +124,16 @@ class _Method:
         common = self._ends[code, ending, exit_code] = Common(self.name, SpanKind.SERVER, told)
         return common
 
-    def of_request(self, request: Any) -> dict[str, Value]:
-        """The sandbox, the pool and the file that a request names."""
-        told: dict[str, Value] = {}
-        for field in ("name", "pool", "path"):
-            if field in self.fields and (value := getattr(request, field)):
-                told.update(_named(value))
-        return told
-
-
-def _named(value: Any) -> dict[str, Value]:
-    if isinstance(value, bytes):
-        return {"file.path": value.decode(errors="replace")}
-    if not isinstance(value, str):
-        return {}
-    if value.startswith(SANDBOX_PREFIX):
-        return {"sandboxd.sandbox": value[len(SANDBOX_PREFIX) :]}
-    if value.startswith(POOL_PREFIX):
-        return {"sandboxd.pool": value[len(POOL_PREFIX) :]}
-    return {}
-
 
 def _single(inner: Handler, method: _Method) -> Handler:
     async def handle(request: Any, context: Any) -> Any:
-        call = _Call(method, context)
+        begun, span = perf_counter_ns(), _begun(method, context)
         try:
             response = await inner(request, context)
         except BaseException as error:
-            call.failed(request, error)
+            _failed(method, span, begun, request, error)
             raise
-        call.succeeded(request, response)
+        _succeeded(method, span, begun, request, response)
         return response
 
     return handle
@@ -148,77 +141,68 @@ def _single(inner: Handler, method: _Method) -> Handler:
 
 def _streaming(inner: Handler, method: _Method) -> Handler:
     async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-        call, response = _Call(method, context), None
+        begun, span, response = perf_counter_ns(), _begun(method, context), None
         try:
             async for response in inner(request, context):
                 yield response
         except BaseException as error:
-            call.failed(request, error)
+            _failed(method, span, begun, request, error)
             raise
-        call.succeeded(request, response)
+        _succeeded(method, span, begun, request, response)
 
     return handle
 
 
-class _Call:
-    """One call. Its span is the current one of its task, which serves nothing else."""
-
-    __slots__ = ("_begun", "_method", "_span")
-
-    def __init__(self, method: _Method, context: Any) -> None:
-        self._method, self._begun = method, time.perf_counter_ns()
-        self._span: Span | None = None
-        if method.calls.spans is not None:
-            self._span = method.calls.spans.begin(method.begins, _caller(context))
-            current.set(self._span)
-
-    def succeeded(self, request: Any, response: Any) -> None:
-        """`response` is the last one; None where there was none, or it went another way."""
-        ending, exit_code, method = "", 0, self._method
-        told = method.of_request(request)
-        match response:
-            case pb.RunCommandResponse() | pb.ExecCommandResponse():
-                if (ended := _ended(response)) is not None:
-                    ending, exit_code = ENDINGS.get(ended.reason, ""), ended.exit_code
-                    if method.calls.durations is not None:
-                        method.calls.durations.command(str(told.get("sandboxd.sandbox", "")), ending, ended)
-            case pb.WriteFileResponse():
-                told["file.size"] = response.size_bytes
-            case pb.Sandbox():
-                told["sandboxd.sandbox"] = response.name.removeprefix(SANDBOX_PREFIX)
-        self._end(told, method.common("OK", ending, exit_code))
-
-    def failed(self, request: Any, error: BaseException) -> None:
-        """It ends with an error, or because its caller has left."""
-        fault = _fault(error)
-        code = _code(fault)
-        told = self._method.of_request(request)
-        more, words = failure(fault)
-        told.update(more)
-        # What the caller did wrong is not the server's failure.
-        if self._span is not None and (
-            code in FAULTS or getattr(fault, "cause", None) is Cause.INFRASTRUCTURE
-        ):
-            self._span.fault = words
-        self._end(told, self._method.common(code), str(more["error.type"]))
-
-    def _end(self, told: dict[str, Value], common: Common, error: str = "") -> None:
-        elapsed, calls = time.perf_counter_ns() - self._begun, self._method.calls
-        if calls.durations is not None:
-            code = str(common.attributes["rpc.response.status_code"])
-            calls.durations.calls.add(elapsed / 1e9, ("grpc", self._method.name, code, error))
-        span = self._span
-        if span is not None and calls.spans is not None:
-            span.common = common
-            span.attributes.update(told)
-            calls.spans.end(span, span.begun + elapsed)
-
-
-def _caller(context: Any) -> Context | None:
+def _begun(method: _Method, context: Any) -> Span | None:
+    """Its span is the current one of its task, which serves nothing else."""
+    if method.spans is None:
+        return None
+    header = None
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent":
-            return parsed(value)
-    return None
+            header = value
+    span = method.spans.called(method.begins, header)
+    current.set(span)
+    return span
+
+
+def _succeeded(method: _Method, span: Span | None, begun: int, request: Any, response: Any) -> None:
+    """`response` is the last one; None where there was none, or it went another way."""
+    elapsed, told, common = perf_counter_ns() - begun, method.about(request), None
+    match response:
+        case pb.RunCommandResponse() | pb.ExecCommandResponse():
+            if (ended := _ended(response)) is not None:
+                ending = ENDINGS.get(ended.reason, "")
+                common = method.common("OK", ending, ended.exit_code)
+                if method.durations is not None:
+                    method.durations.command(str(told.get("sandboxd.sandbox", "")), ending, ended)
+        case pb.WriteFileResponse():
+            told["file.size"] = response.size_bytes
+        case pb.Sandbox():
+            told["sandboxd.sandbox"] = response.name.removeprefix(SANDBOX_PREFIX)
+    if method.durations is not None:
+        method.durations.calls.add(elapsed / 1e9, ("grpc", method.name, "OK", ""))
+    if span is not None and method.spans is not None:
+        span.common = common or method.common("OK")
+        span.attributes.update(told)
+        method.spans.end(span, span.begun + elapsed)
+
+
+def _failed(method: _Method, span: Span | None, begun: int, request: Any, error: BaseException) -> None:
+    """It ends with an error, or because its caller has left."""
+    elapsed, fault = perf_counter_ns() - begun, _fault(error)
+    code = _code(fault)
+    told, words = failure(fault)
+    if method.durations is not None:
+        method.durations.calls.add(elapsed / 1e9, ("grpc", method.name, code, str(told["error.type"])))
+    if span is not None and method.spans is not None:
+        # What the caller did wrong is not the server's failure.
+        if code in FAULTS or getattr(fault, "cause", None) is Cause.INFRASTRUCTURE:
+            span.fault = words
+        span.common = method.common(code)
+        span.attributes.update(method.about(request))
+        span.attributes.update(told)
+        method.spans.end(span, span.begun + elapsed)
 
 
 def _ended(response: Any) -> pb.CommandExited | None:

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from sandboxd.telemetry.spans import Common, Context, Span
+from sandboxd.telemetry.spans import Common, Span, whole
 
 REMEMBERED = 8192
 KINDS = {SpanKind.INTERNAL: pb.Span.SPAN_KIND_INTERNAL, SpanKind.SERVER: pb.Span.SPAN_KIND_SERVER}
@@ -36,18 +36,11 @@ def scope_spans(spans: Sequence[Span]) -> pb.ScopeSpans:
 
 def encoded(span: Span) -> bytes:
     """One span as a field of ScopeSpans."""
-    context, parent = span.context, span.parent
-    parts = [
-        span.common.encoded or _common(span.common),
-        TRACE_ID,
-        context.trace_id,
-        SPAN_ID,
-        context.span_id,
-    ]
-    if parent is not None:
-        parts += (PARENT_ID, parent.span_id)
+    parts = [span.common.encoded or _common(span.common), TRACE_ID, span.trace_id, SPAN_ID, span.span_id]
+    if span.parent_id:
+        parts += (PARENT_ID, span.parent_id)
     parts += (BEGUN, span.begun.to_bytes(8, "little"), ENDED, span.ended.to_bytes(8, "little"))
-    parts.append(REMOTE if parent is not None and parent.is_remote else LOCAL)
+    parts.append(REMOTE if span.is_remote else LOCAL)
     parts += [_attribute(key, value) for key, value in span.attributes.items()]
     if span.links or span.fault is not None:
         parts.append(_rare(span))
@@ -68,9 +61,10 @@ def _rare(span: Span) -> bytes:
     return message.SerializeToString()
 
 
-def _link(context: Context) -> pb.Span.Link:
-    flags = REMOTE_FLAGS if context.is_remote else pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
-    return pb.Span.Link(trace_id=context.trace_id, span_id=context.span_id, flags=flags)
+def _link(other: Span) -> pb.Span.Link:
+    # Another of this daemon's own.
+    flags = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+    return pb.Span.Link(trace_id=other.trace_id, span_id=other.span_id, flags=flags)
 
 
 def _varint(number: int) -> bytes:
@@ -101,12 +95,15 @@ def _pair(key: str, value: object) -> KeyValue:
             return KeyValue(key=key, value=AnyValue(string_value=str(value)))
 
 
-def whole(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
+def readable(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
     """The SDK's form of it, for exporters that know no other."""
+    parent = None
+    if span.parent_id:
+        parent = whole(span.trace_id, span.parent_id, is_sampled=span.is_sampled, is_remote=span.is_remote)
     return ReadableSpan(
         span.common.name,
-        span.context.whole(),
-        None if span.parent is None else span.parent.whole(),
+        span.whole(),
+        parent,
         resource,
         {**span.common.attributes, **span.attributes},
         links=[Link(each.whole()) for each in span.links],

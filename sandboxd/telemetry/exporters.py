@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import INVALID_SPAN_CONTEXT
 
-from sandboxd.telemetry.encoding import scope_spans, whole
+from sandboxd.telemetry.encoding import readable, scope_spans
 
 Complete = Callable[[MetricsData | None], MetricsData]
 
@@ -62,7 +62,7 @@ class _HttpSpans(HttpSpans):
     of: tuple[Resource, InstrumentationScope]
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
-        return super().export([whole(span, *self.of) for span in spans])
+        return super().export([readable(span, *self.of) for span in spans])
 
 
 class _GrpcMetrics(GrpcMetrics):

@@ -15,4 +15,4 @@ class Formatter(logging.Formatter):
         line, span = super().formatMessage(record), current.get()
         if span is None:
             return line
-        return f"{line} trace_id={span.context.trace_id.hex()} span_id={span.context.span_id.hex()}"
+        return f"{line} trace_id={span.trace_id.hex()} span_id={span.span_id.hex()}"

@@ -59,7 +59,7 @@ class Handler(logging.Handler):
         number, text = SEVERITIES[level]
         told = LogRecord(
             timestamp=int(record.created * 1e9),
-            context=None if span is None else set_span_in_context(NonRecordingSpan(span.context.whole())),
+            context=None if span is None else set_span_in_context(NonRecordingSpan(span.whole())),
             severity_number=number,
             severity_text=text,
             body=record.getMessage(),

@@ -71,7 +71,7 @@ def link(other: Any) -> None:
     """What this task works on has to do with another span, which may be None."""
     span = current.get()
     if span is not None and other is not None:
-        span.links.append(other.context)
+        span.links += (other,)
 
 
 def timed(name: str, now: Callable[[], float], attributes: Attributes = NONE) -> AbstractContextManager[None]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import time
 from collections.abc import Iterator, Mapping
 from functools import cache
+from random import getrandbits
+from time import time_ns
 
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler
@@ -21,27 +21,14 @@ from sandboxd.telemetry.recorder import Attributes, Value, current
 
 SAMPLED, DROPPED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 TRACEPARENT_LENGTH = len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-NO_TRACE, NO_SPAN = bytes(16), bytes(8)
+NO_IDS, IDS_LENGTH = (bytes(16), bytes(8)), 16 + 8
+unhexed = bytes.fromhex
 
 
-class Context:
-    """Which span of which trace: 16 and 8 bytes. `is_remote` where it is a caller's."""
+class _Sampled:
+    """All that the SDK's processors look at. They are told of no other spans."""
 
-    __slots__ = ("is_remote", "is_sampled", "span_id", "trace_id")
-
-    def __init__(self, trace_id: bytes, span_id: bytes, *, is_sampled: bool, is_remote: bool = False) -> None:
-        self.trace_id, self.span_id = trace_id, span_id
-        self.is_sampled, self.is_remote = is_sampled, is_remote
-
-    @property
-    def trace_flags(self) -> TraceFlags:
-        """As OpenTelemetry has it."""
-        return SAMPLED if self.is_sampled else DROPPED
-
-    def whole(self) -> SpanContext:
-        """As OpenTelemetry has it."""
-        trace, span = int.from_bytes(self.trace_id, "big"), int.from_bytes(self.span_id, "big")
-        return SpanContext(trace, span, self.is_remote, self.trace_flags)
+    trace_flags = SAMPLED
 
 
 class Common:
@@ -55,16 +42,33 @@ class Common:
 
 
 class Span:
-    """One of them, and what is its own. Times are in nanoseconds since 1970; `fault` says what failed."""
+    """One of them, and what is its own. Ids are 16 and 8 bytes, `parent_id` is empty where it has none.
 
-    __slots__ = ("attributes", "begun", "common", "context", "ended", "fault", "links", "parent")
+    `is_remote` where its parent is a caller's. Times are in nanoseconds since 1970; `fault` says what failed.
+    Flat, and without what is rarely there: one is made for each command.
+    """
 
-    def __init__(self, common: Common, context: Context, parent: Context | None) -> None:
-        self.common, self.context, self.parent = common, context, parent
+    __slots__ = (
+        *("attributes", "begun", "common", "ended", "fault", "is_remote", "is_sampled", "links", "parent_id"),
+        *("span_id", "trace_id"),
+    )
+    context = _Sampled()
+
+    def __init__(
+        self, common: Common, trace_id: bytes, parent_id: bytes, *, is_sampled: bool, is_remote: bool = False
+    ) -> None:
+        self.common, self.trace_id, self.parent_id = common, trace_id, parent_id
+        self.is_sampled, self.is_remote = is_sampled, is_remote
+        # No secret, and never 0, which means none.
+        self.span_id = (getrandbits(64) or 1).to_bytes(8, "big")
         self.attributes: dict[str, Value] = {}
-        self.links: list[Context] = []
+        self.links: tuple[Span, ...] = ()
         self.fault: str | None = None
-        self.begun, self.ended = time.time_ns(), 0
+        self.begun, self.ended = time_ns(), 0
+
+    def whole(self) -> SpanContext:
+        """Its ids as OpenTelemetry has them."""
+        return whole(self.trace_id, self.span_id, is_sampled=self.is_sampled)
 
 
 class Spans:
@@ -74,32 +78,51 @@ class Spans:
         self._sampler, self._processor = sampler, processor
         self._as_parent = isinstance(sampler, ParentBased)
 
-    def begin(self, common: Common, parent: Context | None) -> Span:
-        """A part of `parent`; a trace of its own where that is None."""
-        trace = _drawn(128) if parent is None else parent.trace_id
-        if parent is not None and self._as_parent:
-            is_sampled = parent.is_sampled
-        else:
-            is_sampled = self._decided(common, parent, trace)
-        return Span(common, Context(trace, _drawn(64), is_sampled=is_sampled), parent)
+    def called(self, common: Common, header: str | None) -> Span:
+        """A call; `header` is the `traceparent` of its caller, if there is one.
 
-    def _decided(self, common: Common, parent: Context | None, trace: bytes) -> bool:
-        around = None if parent is None else set_span_in_context(NonRecordingSpan(parent.whole()))
+        https://www.w3.org/TR/trace-context/#traceparent-header
+        """
+        if header is None or len(header) != TRACEPARENT_LENGTH or header[:3] != "00-":
+            return self.begin(common, None)
+        try:
+            trace, parent, flags = unhexed(header[3:35]), unhexed(header[36:52]), int(header[53:], 16)
+        except ValueError:
+            return self.begin(common, None)
+        if trace in NO_IDS or parent in NO_IDS or len(trace) + len(parent) != IDS_LENGTH:
+            return self.begin(common, None)
+        is_sampled = bool(flags & 1)
+        if not self._as_parent:
+            is_sampled = self._decided(common, trace, whole(trace, parent, is_sampled=is_sampled))
+        return Span(common, trace, parent, is_sampled=is_sampled, is_remote=True)
+
+    def begin(self, common: Common, parent: Span | None) -> Span:
+        """A part of `parent`; a trace of its own where that is None."""
+        if parent is None:
+            trace = (getrandbits(128) or 1).to_bytes(16, "big")
+            return Span(common, trace, b"", is_sampled=self._decided(common, trace, None))
+        is_sampled = parent.is_sampled
+        if not self._as_parent:
+            is_sampled = self._decided(common, parent.trace_id, parent.whole())
+        return Span(common, parent.trace_id, parent.span_id, is_sampled=is_sampled)
+
+    def _decided(self, common: Common, trace: bytes, parent: SpanContext | None) -> bool:
+        around = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
         number = int.from_bytes(trace, "big")
         result = self._sampler.should_sample(around, number, common.name, common.kind, common.attributes)
         return result.decision is Decision.RECORD_AND_SAMPLE
 
     def end(self, span: Span, ended: int | None = None) -> None:
         """Tells of it, if it is sampled. `ended` is now when None."""
-        if span.context.is_sampled:
-            span.ended = ended or time.time_ns()
+        if span.is_sampled:
+            span.ended = ended or time_ns()
             # Typed as the SDK's own: it looks at nothing but whether it is sampled, and hands it on.
             self._processor.on_end(span)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
     def step(self, name: str, attributes: Attributes, parent: Span | None) -> Iterator[Span]:
         """A span for the length of the block, which is the current one in it."""
-        span = self.begin(_internal(name), None if parent is None else parent.context)
+        span = self.begin(_internal(name), parent)
         span.attributes.update(attributes)
         before = current.set(span)
         try:
@@ -113,14 +136,15 @@ class Spans:
             self.end(span)
 
 
+def whole(trace: bytes, span: bytes, *, is_sampled: bool, is_remote: bool = False) -> SpanContext:
+    """Ids as OpenTelemetry has them."""
+    flags = SAMPLED if is_sampled else DROPPED
+    return SpanContext(int.from_bytes(trace, "big"), int.from_bytes(span, "big"), is_remote, flags)
+
+
 @cache
 def _internal(name: str) -> Common:
     return Common(name, SpanKind.INTERNAL, {})
-
-
-def _drawn(bits: int) -> bytes:
-    # No secret, and never 0, which means none.
-    return (random.getrandbits(bits) or 1).to_bytes(bits // 8, "big")
 
 
 def failure(error: BaseException) -> tuple[Mapping[str, Value], str | None]:
@@ -133,20 +157,3 @@ def failure(error: BaseException) -> tuple[Mapping[str, Value], str | None]:
     if error.phase is not None:
         told["sandboxd.phase"] = error.phase.value
     return told, error.message
-
-
-def parsed(header: str) -> Context | None:
-    """The caller's span by its `traceparent`; None where that is none of version 00, or means nothing.
-
-    https://www.w3.org/TR/trace-context/#traceparent-header
-    """
-    if len(header) != TRACEPARENT_LENGTH or not header.startswith("00-"):
-        return None
-    try:
-        trace, span = bytes.fromhex(header[3:35]), bytes.fromhex(header[36:52])
-        flags = int(header[53:], 16)
-    except ValueError:
-        return None
-    if len(trace) != len(NO_TRACE) or len(span) != len(NO_SPAN) or trace == NO_TRACE or span == NO_SPAN:
-        return None
-    return Context(trace, span, is_sampled=bool(flags & 1), is_remote=True)

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
 
+
 def value(any_value: Any) -> Any:
     """Of an attribute."""
     return getattr(any_value, any_value.WhichOneof("value"))
