@@ -174,6 +174,7 @@ def _spans(wanted: Wanted, resource: Resource, ends: _Ends) -> Spans | None:
 def _measure(wanted: Wanted, resource: Resource, recording: Recording, ends: _Ends) -> None:
     """Makes the instruments, and whoever reads them."""
     readers: list[MetricReader] = []
+    numbers = Snapshot(asyncio.get_running_loop(), recording.numbers)
 
     def complete(data: MetricsData | None) -> MetricsData:
         return completed(data, recording.calls.durations, resource)
@@ -186,11 +187,15 @@ def _measure(wanted: Wanted, resource: Resource, recording: Recording, ends: _En
     if wanted.scraped:
         asked = InMemoryMetricReader()
         readers.append(asked)
-        where, end = serve(wanted.scraped, lambda: complete(asked.get_metrics_data()))
+
+        def scrape() -> MetricsData:
+            numbers.forget()
+            return complete(asked.get_metrics_data())
+
+        where, end = serve(wanted.scraped, scrape)
         ends.add(end, lambda: None)
         logger.info("metrics for Prometheus at http://%s/metrics", where)
     provider = MeterProvider(readers, resource, shutdown_on_exit=False)
-    numbers = Snapshot(asyncio.get_running_loop(), recording.numbers)
     recording.instruments = Instruments(provider.get_meter(SCOPE.name, SCOPE.version), numbers)
 
 

@@ -43,6 +43,11 @@ class Snapshot:
                 self._renew()
             return self._known
 
+    def forget(self) -> None:
+        """What is asked for next is of then."""
+        with self._lock:
+            self._at = float("-inf")
+
     def _renew(self) -> None:
         taken: concurrent.futures.Future[Numbers] = concurrent.futures.Future()
         try:
