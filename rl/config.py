@@ -273,6 +273,31 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
         raise ConfigError(f"{path or 'settings'}: {explain(error)}") from error
 
 
+def traces_protocol(environ: Mapping[str, str] = os.environ) -> str | None:
+    """How OpenTelemetry spans are to be exported; None when the OTEL_ variables ask for none.
+
+    Raises ConfigError for an exporter or a protocol that is not known.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    exporter = _one_of(environ, ("OTEL_TRACES_EXPORTER",), ("otlp", "none"))
+    if exporter == "none" or not (exporter or any(environ.get(name) for name in endpoints)):
+        return None
+    protocols = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    return _one_of(environ, protocols, ("grpc", "http/protobuf")) or "grpc"
+
+
+def _one_of(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
+    for name in names:
+        value = environ.get(name, "").strip().lower()
+        if value and value not in allowed:
+            raise ConfigError(f"{name} = {value!r}: must be one of {', '.join(allowed)}")
+        if value:
+            return value
+    return ""
+
+
 def explain(error: ValidationError) -> str:
     """The first fault in one line: `key = value: what is wrong`, with the nearest key for an unknown one."""
     fault = error.errors()[0]

@@ -238,7 +238,8 @@ class Config(_Section):
     listen: list[str] = Field(default_factory=list)
     """Addresses to serve, `unix:/path` or `host:port`; a socket in `state_dir` when empty."""
     metrics: str | None = None
-    """Where Prometheus may scrape the metrics, `host:port`; nowhere when unset. See [telemetry](telemetry.md)."""
+    """Where Prometheus may scrape the metrics, `host:port`; nowhere when unset. See
+    [telemetry](telemetry.md)."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What goes to standard error."""
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0

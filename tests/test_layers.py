@@ -47,6 +47,7 @@ PLACES = {
                 *("setup", "spans"),
             )
         ),
+        "rl/tracing.py",
     },
     "prometheus_client": {"sandboxd/telemetry/prometheus.py"},
 }
