@@ -167,7 +167,7 @@ def _add_images(parts: Any) -> None:
 def _add_bench(parts: Any) -> None:
     bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
     shapes = bench.add_subparsers(
-        dest="shape", required=True, metavar="burst|exec|churn|soak|bombs|fork|starts|chaos"
+        dest="shape", required=True, metavar="burst|exec|churn|soak|bombs|fork|starts|chaos|telemetry"
     )
     burst = _add_shape(shapes, "burst", "N callers ask at once for a sandbox each", commands.bench_burst)
     burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
@@ -216,6 +216,14 @@ def _add_bench(parts: Any) -> None:
     )
     chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the faults and moments (0)")
     _add_starts(shapes)
+    told = _add_shape(
+        shapes,
+        "telemetry",
+        "commands of a daemon with telemetry and of one without",
+        commands.bench_telemetry,
+    )
+    told.add_argument("--count", type=int, default=100, metavar="N", help="commands a turn (100)")
+    told.add_argument("--rounds", type=int, default=50, metavar="N", help="turns of each (50)")
 
 
 def _add_starts(shapes: Any) -> None:

@@ -195,6 +195,16 @@ async def bench_bombs(arguments: argparse.Namespace) -> int:
     return await _measured(arguments, bombs.run(options))
 
 
+async def bench_telemetry(arguments: argparse.Namespace) -> int:
+    """`sandboxd bench telemetry`: 1 when a command failed or something was left behind."""
+    from sandboxd.bench import telemetry
+
+    _check_bench(arguments, "count", "rounds")
+    _check_no_baseline(arguments)
+    options = telemetry.Options(arguments.backend, arguments.image, arguments.count, arguments.rounds)
+    return await _measured(arguments, telemetry.run(options))
+
+
 async def bench_fork(arguments: argparse.Namespace) -> int:
     """`sandboxd bench fork`: 1 when a fork failed or something was left behind."""
     from sandboxd.bench import fork

@@ -17,6 +17,7 @@ from tests.source_tree import ROOT, imports, module, relative, sources
 PLACES = {
     "grpc": {
         "sandboxd/bench/health.py",
+        "sandboxd/bench/telemetry.py",
         *(
             f"sandboxd/{name}.py"
             for name in (
@@ -47,6 +48,7 @@ PLACES = {
                 *("setup", "spans"),
             )
         ),
+        "sandboxd/bench/telemetry.py",
         "rl/tracing.py",
     },
     "prometheus_client": {"sandboxd/telemetry/prometheus.py"},

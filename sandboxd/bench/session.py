@@ -68,10 +68,13 @@ class PoolOptions:
 
 
 @contextlib.asynccontextmanager
-async def own_daemon(options: PoolOptions, result: Result) -> AsyncIterator[Client]:
+async def own_daemon(
+    options: PoolOptions, result: Result, variables: Mapping[str, str] | None = None
+) -> AsyncIterator[Client]:
     """A client of a daemon whose pool has been filled; afterwards `result` says what the daemon left.
 
-    Raises BackendUnavailable when the daemon cannot be started or the pool not be filled.
+    `variables` are set in its environment. Raises BackendUnavailable when the daemon cannot be started or the
+    pool not be filled.
     """
     with tempfile.TemporaryDirectory(prefix="sandboxd-bench-") as directory:
         state = Path(directory) / "state"
@@ -80,7 +83,8 @@ async def own_daemon(options: PoolOptions, result: Result) -> AsyncIterator[Clie
         result.host = host.facts()
         before = Snapshot.take(state)
         log = Path(directory) / "daemon.log"
-        async with child_daemon(state, config=config, log=log) as address, Client(address) as client:
+        daemon = child_daemon(state, config=config, log=log, variables=variables)
+        async with daemon as address, Client(address) as client:
             await _filled(client, options.warm)
             yield client
         result.leaked = Snapshot.take(state).since(before)
