@@ -15,4 +15,5 @@ class Formatter(logging.Formatter):
         line, span = super().formatMessage(record), current.get()
         if span is None:
             return line
+        span.resolved()
         return f"{line} trace_id={span.trace_id.hex()} span_id={span.span_id.hex()}"

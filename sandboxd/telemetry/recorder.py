@@ -64,14 +64,14 @@ def annotate(attributes: Attributes) -> None:
     """Says more of what this task works on."""
     span = current.get()
     if span is not None:
-        span.attributes.update(attributes)
+        span.resolved().attributes.update(attributes)
 
 
 def link(other: Any) -> None:
     """What this task works on has to do with another span, which may be None."""
     span = current.get()
     if span is not None and other is not None:
-        span.links += (other,)
+        span.resolved().links += (other,)
 
 
 def timed(name: str, now: Callable[[], float], attributes: Attributes = NONE) -> AbstractContextManager[None]:

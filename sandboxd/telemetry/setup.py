@@ -62,7 +62,8 @@ class Recording:
         self._numbers = numbers
 
     def numbers(self) -> Numbers:
-        """Of the pools that are watched; none before."""
+        """Of the pools that are watched; none before. Called by the event loop alone."""
+        self.calls.flush()
         return self._numbers()
 
     def step(self, name: str, attributes: Attributes, parent: Span | None) -> AbstractContextManager[Any]:
@@ -127,7 +128,10 @@ async def recorded(wanted: Wanted) -> AsyncIterator[Recording]:
                     f"telemetry cannot be set up: {error}; correct the OTEL_ variables"
                 ) from error
             recorder.set(recording)
-            yield recording
+            try:
+                yield recording
+            finally:
+                recording.calls.flush()
         finally:
             # Not by its token: the block may end in another context than it began in.
             recorder.set(None)

@@ -45,29 +45,44 @@ class Span:
     """One of them, and what is its own. Ids are 16 and 8 bytes, `parent_id` is empty where it has none.
 
     `is_remote` where its parent is a caller's. Times are in nanoseconds since 1970; `fault` says what failed.
-    Flat, and without what is rarely there: one is made for each command.
+    Flat, and without what is rarely there: one is made for each command. That of a call has its ids once it
+    is `resolved`.
     """
 
     __slots__ = (
-        *("attributes", "begun", "common", "ended", "fault", "is_remote", "is_sampled", "links", "parent_id"),
-        *("span_id", "trace_id"),
+        *("attributes", "begun", "common", "ended", "fault", "header", "is_remote", "is_sampled", "links"),
+        *("owner", "parent_id", "span_id", "trace_id"),
     )
     context = _Sampled()
+    attributes: dict[str, Value]
+    links: tuple[Span, ...]
+    fault: str | None
+    ended: int
 
-    def __init__(
-        self, common: Common, trace_id: bytes, parent_id: bytes, *, is_sampled: bool, is_remote: bool = False
-    ) -> None:
-        self.common, self.trace_id, self.parent_id = common, trace_id, parent_id
+    def __init__(self, owner: Spans, common: Common, header: str | None = None) -> None:
+        self.owner, self.common, self.header, self.begun = owner, common, header, time_ns()
+        self.trace_id = b""
+
+    def resolved(self) -> Span:
+        """Itself, with all that it says."""
+        if not self.trace_id:
+            self.owner.resolve(self)
+        return self
+
+    def set_ids(
+        self, trace_id: bytes, parent_id: bytes, *, is_sampled: bool, is_remote: bool = False
+    ) -> Span:
+        """Makes it whole: a part of another, or not."""
+        self.trace_id, self.parent_id = trace_id, parent_id
         self.is_sampled, self.is_remote = is_sampled, is_remote
         # No secret, and never 0, which means none.
         self.span_id = (getrandbits(64) or 1).to_bytes(8, "big")
-        self.attributes: dict[str, Value] = {}
-        self.links: tuple[Span, ...] = ()
-        self.fault: str | None = None
-        self.begun, self.ended = time_ns(), 0
+        self.attributes, self.links, self.fault, self.ended = {}, (), None, 0
+        return self
 
     def whole(self) -> SpanContext:
         """Its ids as OpenTelemetry has them."""
+        self.resolved()
         return whole(self.trace_id, self.span_id, is_sampled=self.is_sampled)
 
 
@@ -78,33 +93,42 @@ class Spans:
         self._sampler, self._processor = sampler, processor
         self._as_parent = isinstance(sampler, ParentBased)
 
-    def called(self, common: Common, header: str | None) -> Span:
-        """A call; `header` is the `traceparent` of its caller, if there is one.
+    def resolve(self, span: Span) -> None:
+        """Of a call: by the `traceparent` of its caller, if that means something.
 
         https://www.w3.org/TR/trace-context/#traceparent-header
         """
+        header = span.header
         if header is None or len(header) != TRACEPARENT_LENGTH or header[:3] != "00-":
-            return self.begin(common, None)
+            self._root(span)
+            return
         try:
             trace, parent, flags = unhexed(header[3:35]), unhexed(header[36:52]), int(header[53:], 16)
         except ValueError:
-            return self.begin(common, None)
+            self._root(span)
+            return
         if trace in NO_IDS or parent in NO_IDS or len(trace) + len(parent) != IDS_LENGTH:
-            return self.begin(common, None)
+            self._root(span)
+            return
         is_sampled = bool(flags & 1)
         if not self._as_parent:
-            is_sampled = self._decided(common, trace, whole(trace, parent, is_sampled=is_sampled))
-        return Span(common, trace, parent, is_sampled=is_sampled, is_remote=True)
+            is_sampled = self._decided(span.common, trace, whole(trace, parent, is_sampled=is_sampled))
+        span.set_ids(trace, parent, is_sampled=is_sampled, is_remote=True)
 
     def begin(self, common: Common, parent: Span | None) -> Span:
         """A part of `parent`; a trace of its own where that is None."""
+        span = Span(self, common)
         if parent is None:
-            trace = (getrandbits(128) or 1).to_bytes(16, "big")
-            return Span(common, trace, b"", is_sampled=self._decided(common, trace, None))
+            return self._root(span)
+        parent.resolved()
         is_sampled = parent.is_sampled
         if not self._as_parent:
             is_sampled = self._decided(common, parent.trace_id, parent.whole())
-        return Span(common, parent.trace_id, parent.span_id, is_sampled=is_sampled)
+        return span.set_ids(parent.trace_id, parent.span_id, is_sampled=is_sampled)
+
+    def _root(self, span: Span) -> Span:
+        trace = (getrandbits(128) or 1).to_bytes(16, "big")
+        return span.set_ids(trace, b"", is_sampled=self._decided(span.common, trace, None))
 
     def _decided(self, common: Common, trace: bytes, parent: SpanContext | None) -> bool:
         around = None if parent is None else set_span_in_context(NonRecordingSpan(parent))

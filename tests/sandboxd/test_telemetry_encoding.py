@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind
 
 from sandboxd.telemetry.encoding import readable, scope_spans
-from sandboxd.telemetry.spans import Common, Span
+from sandboxd.telemetry.spans import Common, Span, Spans
 
+OWNER = Spans(ALWAYS_ON, SpanProcessor())
 RESOURCE, SCOPE = Resource({"service.name": "x"}), InstrumentationScope("sandboxd", "1")
 # Some are longer than what one byte says the length of.
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -34,10 +37,11 @@ drawn = st.tuples(
 
 def made_of(one: Any) -> Span:
     common, trace, (parent, is_remote), own, fault, links, lasted = one
-    span = Span(common, trace, parent, is_sampled=True, is_remote=is_remote)
+    span = Span(OWNER, common).set_ids(trace, parent, is_sampled=True, is_remote=is_remote)
     span.attributes = {key: each for key, each in own.items() if key not in common.attributes}
     span.fault, span.ended = fault, span.begun + lasted
-    span.links = tuple(Span(common, bytes(range(16)), b"", is_sampled=True) for _ in range(links))
+    others = (Span(OWNER, common).set_ids(bytes(range(16)), b"", is_sampled=True) for _ in range(links))
+    span.links = tuple(others)
     return span
 
 
