@@ -79,7 +79,7 @@ async def test_what_a_caller_does_is_one_trace(told: Open) -> None:
                 await box.write_file("note", b"abc")
                 with pytest.raises(FileNotFound):
                     await box.read_file("missing")
-        await collected.until(lambda: any(s.name.endswith("/ReleaseSandbox") for s in collected.trace(ours)))
+        await collected.until(lambda: len(collected.trace(ours)) == 11)
         assert collected.tree(ours) == [
             *("AcquireSandbox", "  queue wait", "    start sandbox", "      start attempt"),
             *("        prepare", "        bring up"),
@@ -102,6 +102,17 @@ async def test_what_a_caller_does_is_one_trace(told: Open) -> None:
     assert (attributes(write)["file.path"], attributes(write)["file.size"]) == ("note", 3)
     assert attributes(read)["error.type"] == "FILE_NOT_FOUND"
     assert read.status.code == Status.STATUS_CODE_UNSET, "a missing file is no failure of the server"
+
+
+async def test_a_caller_that_leaves_is_told_of(told: Open) -> None:
+    async with told() as (client, collected):
+        with episode() as ours:
+            async with client.acquire("python", timeout=20) as box:
+                async for _ in box.stream(["sh", "-c", "echo; sleep 9"]):
+                    break
+        await collected.until(lambda: any(s.name.endswith("/ExecCommand") for s in collected.trace(ours)))
+        (left,) = [span for span in collected.trace(ours) if span.name.endswith("/ExecCommand")]
+    assert (attributes(left)["error.type"], left.status.code) == ("CANCELLED", Status.STATUS_CODE_UNSET)
 
 
 async def test_a_start_that_fails_shows_each_attempt(told: Open) -> None:
