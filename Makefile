@@ -16,8 +16,8 @@ help: ## List the targets
 demo: $(STAMP) $(GUEST) ## Train a small language model through leased sandboxes (12 minutes on 2 cores); DEMO_ARGS= for others
 	@exec $(PYTHON_IN_VENV) -m rl train $(DEMO_ARGS)
 
-test: $(STAMP) $(GUEST) ## Run the whole test suite; PYTEST_ARGS= to choose
-	@exec $(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS)
+test: $(STAMP) $(GUEST) ## Run the whole test suite, in two processes; PYTEST_ARGS= to choose
+	@exec $(PYTHON_IN_VENV) -m pytest -n 2 $(PYTEST_ARGS)
 
 check: $(STAMP) $(GUEST) ## Lint, format, types, generated code, house rules
 	@$(PYTHON_IN_VENV) -m ruff check .

@@ -1,4 +1,4 @@
-"""The command line of the loop: `python -m rl train [CONFIG]`, `eval --task FAMILY` and `report RUN`."""
+"""The command line of the loop: `python -m rl train [CONFIG]`, `eval --task FAMILY`, `report RUN`, `bench`"""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from rl import eval_command, processes
+from rl.bench import command as bench_command
 from rl.comparison import write_comparison
 from rl.config import Config, load
 from rl.errors import ConfigError, RlError
@@ -31,6 +32,9 @@ from sandboxd.errors import BackendUnavailable, PoolNotFound, SandboxdError
 Result = TypeVar("Result")
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+FILE_COLUMNS = 180
+"""Of tables that go to a file, where no terminal says how wide it is."""
 
 STOP_SECONDS = 8.0
 """After Ctrl-C everything must have ended within 10 s, whatever library is in the middle of what."""
@@ -59,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint")
     train.add_argument("--runs-dir", type=Path, help="where runs are kept (default: runs)")
     eval_command.add_parser(commands)
+    bench_command.add_parser(commands)
     report = commands.add_parser("report", help="write a run's report.html again, or compare several runs")
     report.add_argument("run", type=Path, nargs="+", help="directory of a run; several are put side by side")
     return top
@@ -107,6 +112,14 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def bench(arguments: argparse.Namespace) -> int:
+    try:
+        width = None if sys.stdout.isatty() else FILE_COLUMNS
+        return OK if bench_command.bench(arguments, Console(highlight=False, width=width)) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
 async def interruptible(work: Coroutine[Any, Any, Result], progress: Progress) -> Result:
     """Runs until done, or until the first SIGINT or SIGTERM cancels it; then nothing lasts over 10 s.
 
@@ -142,6 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs = arguments.run
             print(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs))
             return OK
+        if arguments.command == "bench":
+            return bench(arguments)
         return evaluate(arguments) if arguments.command == "eval" else train(arguments, began)
     except USER_ERRORS as error:
         print(f"rl: {_line(error)}", file=sys.stderr)

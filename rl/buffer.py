@@ -2,7 +2,7 @@
 
 A slot is taken when a group is admitted and freed when the weights that it trained are live, or when
 the group is dropped. Every change is a plain method; only `admitted` and `take` wait, on an event that
-each change sets.
+each change sets. What enters, in which order it leaves and what is given up decides a queue policy.
 
     admitted ─▶ claim ─▶ running ─▶ finish ─▶ ready ─▶ take ─▶ training ─▶ mark_trained ─▶ release
                             └───────── drop ◀──────────────────────┘
@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rl.errors import Exhausted
-from rl.staleness import Candidate, StalenessPolicy
+from rl.staleness import Candidate, QueuePolicy, Standing
 from rl.types import Group, Task
 
 
@@ -30,9 +30,28 @@ class Ready:
     oldest_version: int
 
 
+@dataclass(slots=True)
+class _Running:
+    """A group that is being played: `scored` of its attempts have a verdict; `end` ends it with those.
+
+    Before it has `begun` no weights have sampled any of it, and `version` is that of its admission.
+    """
+
+    task: Task
+    version: int
+    end: Callable[[], None]
+    begun: bool = False
+    scored: int = 0
+    ended: bool = False
+
+
+def _play_on() -> None:
+    """What ends a group that cannot be ended early."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A batch for one step, and what was too old to be in it."""
+    """A batch for one step, and finished groups that were too old to be in it or will be after it."""
 
     batch: list[Ready]
     stale: list[Ready]
@@ -41,10 +60,10 @@ class Taken:
 class GroupBuffer:
     """Holds at most as many groups as the policy admits."""
 
-    def __init__(self, policy: StalenessPolicy) -> None:
+    def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
         self._tickets = itertools.count()
-        self._running: dict[int, tuple[Task, int]] = {}
+        self._running: dict[int, _Running] = {}
         self._ready: dict[int, Ready] = {}
         self._training: dict[int, Task] = {}
         self._trained: set[int] = set()
@@ -68,6 +87,11 @@ class GroupBuffer:
         return len(self._running) + len(self._ready) + len(self._training) + len(self._trained)
 
     @property
+    def bytes(self) -> int:
+        """What the arrays of the finished groups take."""
+        return sum(ready.group.bytes for ready in self._ready.values())
+
+    @property
     def dropped(self) -> Counter[str]:
         return self._dropped
 
@@ -76,29 +100,45 @@ class GroupBuffer:
 
         Without those in `training` when the step under way has changed the weights already.
         """
-        tasks = {ticket: task for ticket, (task, _) in self._running.items()}
+        tasks = {ticket: running.task for ticket, running in self._running.items()}
         tasks |= {ticket: ready.group.task for ticket, ready in self._ready.items()}
         tasks |= self._training if training else {}
         return [tasks[ticket] for ticket in sorted(tasks)]
 
     async def admitted(self) -> None:
         """Waits until another group may start."""
-        while not self._policy.admit(self.outstanding):
+        while not self._policy.admit(self._standing()):
             await self._change()
 
-    def claim(self, task: Task, version: int) -> int:
-        """Takes a slot for a group that starts under weights `version`; returns its ticket."""
-        if not self._policy.admit(self.outstanding):
+    def claim(self, task: Task, version: int, end: Callable[[], None] = _play_on) -> int:
+        """Takes a slot for a group that starts under weights `version`; returns its ticket.
+
+        `end` is called at most once, when the group is to go on with what it has; it must not wait, and the
+        group must then soon be finished or dropped.
+        """
+        if not self._policy.admit(self._standing()):
             raise RuntimeError(f"{self!r} is full: wait for `admitted` first")
         ticket = next(self._tickets)
-        self._running[ticket] = (task, version)
+        self._running[ticket] = _Running(task, version, end)
         return ticket
+
+    def note_begun(self, ticket: int, version: int) -> None:
+        """The first attempt of a group begins under weights `version`; nothing for the others."""
+        running = self._running[ticket]
+        if not running.begun:
+            running.begun, running.version = True, version
+            self._signal()
+
+    def note_scored(self, ticket: int, count: int) -> None:
+        """So many attempts of a running group have a verdict by now."""
+        self._running[ticket].scored = count
+        self._signal()
 
     def finish(self, ticket: int, group: Group) -> None:
         """The group is played and carries a signal."""
-        _, claimed_version = self._running.pop(ticket)
+        running = self._running.pop(ticket)
         oldest = group.oldest_version
-        self._ready[ticket] = Ready(ticket, group, claimed_version if oldest is None else oldest)
+        self._ready[ticket] = Ready(ticket, group, running.version if oldest is None else oldest)
         self._signal()
 
     def drop(self, ticket: int, reason: str) -> None:
@@ -114,15 +154,17 @@ class GroupBuffer:
     async def take(self, version: int) -> Taken:
         """Waits for the batch that the policy selects for training on weights `version`.
 
-        Whatever has become too old by then is dropped on the way and returned beside it. Raises
-        Exhausted once the buffer is closed and no batch can form any more.
+        Whatever the policy evicts on the way is dropped and returned beside it, and so is what will be
+        too old once the step is done. Raises Exhausted once the buffer is closed and no batch can form any
+        more.
         """
         stale: list[Ready] = []
         while True:
-            stale += self._evict(version)
-            chosen = self._policy.select(self._candidates(), self._running_candidates(), version)
+            stale += self._evict(version, version)
+            chosen = self._policy.select(self._standing(version), version)
             if chosen is not None:
-                return Taken(self._begin_training(chosen), stale)
+                batch = self._begin_training(chosen)
+                return Taken(batch, stale + self._evict(version, version + 1))
             if self._closed and not self._running:
                 raise Exhausted(f"the tasks have run out with {self!r}")
             await self._change()
@@ -143,10 +185,16 @@ class GroupBuffer:
         self._closed = True
         self._signal()
 
-    def _evict(self, version: int) -> list[Ready]:
-        stale = [self._ready[ticket] for ticket in self._policy.evict(self._candidates(), version)]
-        for ready in stale:
-            self.drop(ready.ticket, "stale")
+    def _evict(self, live: int, version: int) -> list[Ready]:
+        """Ends what may not be trained on weights `version` while `live` ones sample."""
+        stale = []
+        for ticket in self._policy.evict(self._standing(live), version):
+            if ticket in self._ready:
+                stale.append(self._ready[ticket])
+                self.drop(ticket, "stale")
+            elif not self._running[ticket].ended:
+                self._running[ticket].ended = True
+                self._running[ticket].end()
         return stale
 
     def _begin_training(self, tickets: Iterable[int]) -> list[Ready]:
@@ -154,11 +202,16 @@ class GroupBuffer:
         self._training |= {ready.ticket: ready.group.task for ready in batch}
         return batch
 
-    def _candidates(self) -> list[Candidate]:
-        return [Candidate(ready.ticket, ready.oldest_version) for ready in self._ready.values()]
-
-    def _running_candidates(self) -> list[Candidate]:
-        return [Candidate(ticket, version) for ticket, (_, version) in self._running.items()]
+    def _standing(self, live: int = 0) -> Standing:
+        """What has not begun can begin under `live` weights at the earliest."""
+        return Standing(
+            [
+                Candidate(ticket, each.version if each.begun else max(each.version, live), each.scored)
+                for ticket, each in self._running.items()
+            ],
+            [Candidate(ticket, each.oldest_version) for ticket, each in self._ready.items()],
+            len(self._training) + len(self._trained),
+        )
 
     def _signal(self) -> None:
         self._changed.set()

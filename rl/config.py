@@ -26,6 +26,7 @@ from rl.losses.recipes import (
     LossName,
     Objective,
 )
+from rl.policies import PolicyName, QueueRules
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
@@ -96,6 +97,24 @@ class TrainerConfig(_Section):
             kl_coefficient=self.kl_coefficient,
             kl_estimator=self.kl_estimator,
         )
+
+
+class QueueConfig(_Section):
+    """What enters the queue between rollouts and trainer, in which order it leaves, what is given up."""
+
+    policy: PolicyName = "windowed"
+    """How it is kept; docs/rl.md has the table."""
+    spare_groups: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Groups started beyond those that can all be trained; the slowest are given up."""
+    spare_samples: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Attempts of a group started beyond `samples_per_group`; the slowest are given up."""
+    min_samples: Annotated[int, Field(ge=2, le=1024)] = 2
+    """Fewest verdicts of a group that is trained; one with fewer is replaced."""
+
+    @property
+    def rules(self) -> QueueRules:
+        """What the policy needs of it."""
+        return QueueRules(self.policy, self.spare_groups, self.min_samples)
 
 
 class EpisodeConfig(_Section):
@@ -195,11 +214,32 @@ class Config(_Section):
     """Choose tasks by solve rate and replace groups without a signal. Off: equal shares, nothing replaced."""
     checkpoint_every_steps: Annotated[int, Field(ge=0)] = 10
     """Save after so many steps; only at Ctrl-C when 0."""
+    queue: Annotated[QueueConfig, Field(validate_default=True)] = QueueConfig()
     trainer: TrainerConfig = TrainerConfig()
     episode: Annotated[EpisodeConfig, Field(validate_default=True)] = EpisodeConfig()
     generator: GeneratorConfig = GeneratorConfig()
     sandboxes: SandboxesConfig = Field(default_factory=SandboxesConfig)
     heldout: HeldOutConfig = HeldOutConfig()
+
+    @field_validator("queue")
+    @classmethod
+    def _queue_fits(cls, value: QueueConfig, info: ValidationInfo) -> QueueConfig:
+        samples, bound = info.data.get("samples_per_group"), info.data.get("staleness_bound")
+        if samples is not None and value.min_samples > samples:
+            raise ValueError(
+                f"min_samples is {value.min_samples}, but samples_per_group only {samples}: lower min_samples"
+            )
+        if value.policy == "in_order" and value.spare_groups:
+            raise ValueError(
+                f"policy in_order trains every group in its turn, so {value.spare_groups} spare_groups could "
+                "never be given up: leave spare_groups out, or choose windowed"
+            )
+        if value.policy == "drop_late" and bound == 0:
+            raise ValueError(
+                "policy drop_late needs a staleness_bound of at least 1, for with 0 every batch waits for "
+                "all that runs: raise the bound, or choose windowed, with spare_groups if need be"
+            )
+        return value
 
     @field_validator("episode")
     @classmethod

@@ -24,6 +24,8 @@ from rl.buffer import GroupBuffer, Ready, Taken
 from rl.checkpoint import LoopState
 from rl.curriculum import Curriculum
 from rl.errors import Exhausted, NonFiniteStep, StarvedError
+from rl.group_play import GroupPlay, GroupRules
+from rl.length_bias import LengthBias
 from rl.metrics import Interval, Row, fate_of, training_row, wait_ratio
 from rl.player import Played, Player
 from rl.trainer_process import Trainer
@@ -35,6 +37,9 @@ BARREN_BATCHES = 20
 
 LOST_BATCHES = 3
 """So many batches' worth of groups in a row lost to infrastructure: it will not come back by itself."""
+
+STALE_BATCHES = 20
+"""So many batches' worth of groups given up as too old without one trained step: the bound is too narrow."""
 
 NON_FINITE_STEPS = 3
 """So many steps in a row that were not finite: the weights are beyond repair."""
@@ -54,6 +59,7 @@ class Plan:
 
     `replace_silent`: groups without a signal are replaced by others; otherwise they take their place
     in the batch and train nothing, as in a plain loop. `advantages`: how their rewards are compared.
+    `spare_samples` and `min_samples` are as in `GroupRules`.
     """
 
     steps: int
@@ -62,6 +68,13 @@ class Plan:
     replace_silent: bool = True
     deadline: float | None = None
     advantages: AdvantageRule = DEFAULT_RULE
+    spare_samples: int = 0
+    min_samples: int = 2
+
+    @property
+    def group_rules(self) -> GroupRules:
+        """How one group is played."""
+        return GroupRules(self.samples_per_group, self.spare_samples, self.min_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,10 @@ class Loop:
         self._interval = Interval()
         self._barren = 0
         self._lost = 0
+        self._stale = 0
         self._non_finite = 0
+        self.lengths = LengthBias()
+        """What has been trained on, against what has been given up for being late."""
         self._last_loss = ""
         self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
 
@@ -153,8 +169,9 @@ class Loop:
                     self.ended_because = str(error)
                     buffer.close()
                     break
-                ticket = buffer.claim(task, self._parts.publisher.version)
-                groups.create_task(self._play(ticket, task, again=again))
+                play = GroupPlay(self._parts.player, task, self._plan.group_rules)
+                ticket = buffer.claim(task, self._parts.publisher.version, play.end)
+                groups.create_task(self._play(ticket, play, again=again))
         # All groups have ended: hold the stage open, for `train` now decides when the run is over.
         await asyncio.Event().wait()
 
@@ -164,34 +181,40 @@ class Loop:
             return self._pending.popleft(), True
         return self._parts.curriculum.next_task(), False
 
-    async def _play(self, ticket: int, task: Task, *, again: bool) -> None:
+    async def _play(self, ticket: int, play: GroupPlay, *, again: bool) -> None:
         """Consumes: a task and its slot. Waits for: its episodes. Unblocked by: the generator, the
-        sandboxes, the episode time limit. Produces: a group in the buffer, or a dropped one.
+        sandboxes, the episode time limit, the policy. Produces: a group in the buffer, or a dropped one.
         """
-        player = self._parts.player
-        members = await player.play_group(task, self._plan.samples_per_group)
-        group = Group(task, player.prompt(task), tuple(member.episode for member in members))
+        task, buffer = play.task, self._parts.buffer
+        members = await play.run(
+            lambda: buffer.note_begun(ticket, self._parts.publisher.version),
+            lambda count: buffer.note_scored(ticket, count),
+        )
+        group = play.group(members)
         self._members[ticket] = members
         if not (again and task.key in self._observed):
             rewards = [episode.reward for episode in group.scored if episode.reward is not None]
             self._parts.curriculum.observe(task, rewards)
             self._observed.add(task.key)
-        reason = self._judge(group)
+        reason = self._judge(play, group)
         self._interval.group_played(members, reason or "ready")
         if reason is None:
-            self._parts.buffer.finish(ticket, group)
+            buffer.finish(ticket, group)
         else:
             self._drop(ticket, task, reason)
 
-    def _judge(self, group: Group) -> str | None:
+    def _judge(self, play: GroupPlay, group: Group) -> str | None:
         """Why the group is not worth a place in a batch; None when it is. Raises StarvedError."""
-        if not group.scored:
+        if play.too_few(group) and play.ended:
+            self._count_stale()
+            return "stale"
+        if play.too_few(group):
             self._lost += 1
-            first = group.episodes[0].outcome
+            first = next(episode.outcome for episode in group.episodes if episode.reward is None)
             self._last_loss = f"{first.kind}: {first.detail}" if isinstance(first, Unscored) else str(first)
             if self._lost >= LOST_BATCHES * self._plan.groups_per_batch:
                 raise StarvedError(f"{self._lost} groups in a row were lost, the last to {self._last_loss}")
-            return "lost"
+            return "partial" if group.scored else "lost"
         self._lost = 0
         if scored_advantages(group, self._plan.advantages) is not None:
             self._barren = 0
@@ -203,6 +226,15 @@ class Loop:
                 f"{group.solve_rate:.0%} solved: choose easier or harder tasks, or larger groups"
             )
         return "zero_advantage" if self._plan.replace_silent else None
+
+    def _count_stale(self) -> None:
+        """Raises StarvedError."""
+        self._stale += 1
+        if self._stale >= STALE_BATCHES * self._plan.groups_per_batch:
+            raise StarvedError(
+                f"{self._stale} groups in a row were too old to be trained on: raise staleness_bound, or "
+                "choose the windowed policy, which waits for them"
+            )
 
     async def _pause_after_losses(self) -> None:
         if self._lost:
@@ -223,8 +255,10 @@ class Loop:
             for stale in taken.stale:
                 self._settle(stale.ticket, stale.group.task, "stale")
                 self._interval.count("off_policy/dropped")
+                self._count_stale()
             ready = parts.clock()
             row = {"buffer/depth": float(depth), "buffer/ready": float(parts.buffer.depth + len(taken.batch))}
+            row["buffer/bytes"] = float(parts.buffer.bytes + sum(each.group.bytes for each in taken.batch))
             row |= _staleness_row(taken.batch, version)
             report = await self._step(taken.batch)
             trained = parts.clock()
@@ -254,7 +288,7 @@ class Loop:
             for ready in batch:
                 self._drop(ready.ticket, ready.group.task, "non_finite")
             return None
-        self._non_finite = 0
+        self._non_finite = self._stale = 0
         self._parts.buffer.mark_trained(ready.ticket for ready in batch)
         trained_keys = {group.task_key for group in packed}
         for ready in batch:
@@ -274,6 +308,7 @@ class Loop:
         self._observed.discard(task.key)
         for member in self._members.pop(ticket):
             fate, why = fate_of(member, reason)
+            self.lengths.note(member.account.tokens, fate, why)
             self._parts.player.ledger.settle(member.account, fate, why)
 
     async def _take_in_time(self, version: int) -> Taken | None:
@@ -300,6 +335,7 @@ class Loop:
         return (
             row
             | self._parts.curriculum.metrics()
+            | self.lengths.row()
             | {
                 "step": float(self.step),
                 "version": float(self._parts.publisher.version),

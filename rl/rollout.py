@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -68,7 +69,7 @@ class _Attempt:
     rules: Rules
     dialogue: Dialogue
     lease: AsyncExitStack
-    context: list[int]
+    context: array[int]
     turns: list[Turn] = field(default_factory=list)
     box: Box | None = None
     calls: int = 0
@@ -115,7 +116,7 @@ class Rollout:
         started = self._clock()
         lease = AsyncExitStack()
         attempt = _Attempt(
-            task, self._rules(task), self._dialogue_for(task), lease, self.prompt(task).tolist()
+            task, self._rules(task), self._dialogue_for(task), lease, array("i", self.prompt(task).tobytes())
         )
         try:
             async with lease:
@@ -205,7 +206,7 @@ class Rollout:
             span.set_attribute("gen_ai.usage.output_tokens", len(generation.ids))
         nothing = np.array([], dtype=np.int32)
         attempt.turns.append(Turn(generation.ids, generation.logprobs, generation.spans, nothing))
-        attempt.context.extend(generation.ids.tolist())
+        attempt.context.frombytes(generation.ids.tobytes())
         return generation
 
     async def _box(self, attempt: _Attempt) -> Box:
@@ -225,7 +226,7 @@ class Rollout:
         turn = attempt.turns[-1]
         ids = attempt.dialogue.observation(turn.sampled_ids, shown)
         attempt.turns[-1] = replace(turn, observation_ids=ids)
-        attempt.context.extend(ids.tolist())
+        attempt.context.frombytes(ids.tobytes())
 
     async def _run_code(self, box: Box, argv: list[str]) -> str:
         limits = self._limits

@@ -27,12 +27,12 @@ from rl.metrics import MetricsLog, Row
 from rl.model import ChatTokenizer, prepare_model
 from rl.observer import Observer, Watched
 from rl.player import Player
+from rl.policies import build_policy
 from rl.precision import Precision, resolve
 from rl.progress import Progress
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
 from rl.sandboxes import DaemonSandboxes, own_daemon
-from rl.staleness import WindowPolicy
 from rl.summary import Results, check_sandboxes, summarise
 from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
 from rl.trainer_process import Trainer, start_trainer
@@ -225,7 +225,9 @@ class Session:
         parts = Parts(
             curriculum=self._curriculum(source),
             player=player,
-            buffer=GroupBuffer(WindowPolicy(config.staleness_bound, config.groups_per_batch)),
+            buffer=GroupBuffer(
+                build_policy(config.queue.rules, config.staleness_bound, config.groups_per_batch)
+            ),
             trainer=engines.trainer,
             publisher=publisher,
             on_step=on_step,
@@ -289,6 +291,8 @@ class Session:
             replace_silent=config.filter,
             deadline=None if limit is None else self._began + limit - reserve,
             advantages=config.advantage_rule,
+            spare_samples=config.queue.spare_samples,
+            min_samples=config.queue.min_samples,
         )
 
     def _curriculum(self, source: TaskSource) -> Curriculum:

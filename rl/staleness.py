@@ -1,12 +1,9 @@
-"""Which groups may start, which are trained next and which are too old: pure decisions, no waiting.
+"""What a queue policy decides: which groups may start, which are trained next and which are given up.
 
 Staleness of a group at a step = version of the weights that the step trains, minus the oldest version
 that sampled any of its tokens. Time in the queue counts: the version is read when the group is trained.
 
-Why nothing need be dropped: with bound S and batches of P groups, at most (S+1)·P groups are between
-admission and live weights, and a batch is formed only if those it leaves behind, running ones included,
-can still all be trained in time: at most j·P of them may be due within the next j steps. When nothing
-runs, the P oldest satisfy this; so waiting always ends. `evict` is the net under this argument.
+`rl.policies` holds the implementations. All of them are pure decisions without waiting.
 """
 
 from __future__ import annotations
@@ -18,60 +15,74 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A group known by its ticket (rising with admission) and the oldest version that it can contain."""
+    """A group known by its ticket (rising with admission) and the oldest version that it can contain.
+
+    `scored` is how many of its attempts have a verdict by now.
+    """
 
     ticket: int
     oldest_version: int
+    scored: int = 0
 
 
-class StalenessPolicy(Protocol):
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """All groups between admission and live weights: being played, finished, and being trained on.
+
+    `held` counts the last: their slots are taken until the weights that they trained are live. It is 0
+    while the trainer waits for a batch.
+    """
+
+    running: Sequence[Candidate] = ()
+    ready: Sequence[Candidate] = ()
+    held: int = 0
+
+    @property
+    def early(self) -> int:
+        """Groups that are still to be trained."""
+        return len(self.running) + len(self.ready)
+
+
+class QueuePolicy(Protocol):
     """All methods are pure. `version` is that of the weights the next step trains."""
 
-    def admit(self, outstanding: int) -> bool:
-        """Whether one more group may start when `outstanding` are between admission and live weights."""
+    def admit(self, standing: Standing) -> bool:
+        """Whether one more group may start."""
         ...
 
-    def evict(self, ready: Sequence[Candidate], version: int) -> tuple[int, ...]:
-        """Tickets of finished groups that must not be trained any more."""
+    def select(self, standing: Standing, version: int) -> tuple[int, ...] | None:
+        """Tickets of the next batch, all of finished groups; None to wait for more to finish."""
         ...
 
-    def select(
-        self, ready: Sequence[Candidate], running: Sequence[Candidate], version: int
-    ) -> tuple[int, ...] | None:
-        """Tickets of the next batch; None to wait for more groups to finish."""
+    def evict(self, standing: Standing, version: int) -> tuple[int, ...]:
+        """Tickets of groups to be ended: a finished one is dropped, a running one goes on with what it has
+        (and is dropped if that is too little or too old)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class WindowPolicy:
-    """Paces admission by slots and trains the oldest first. Bound 0 is synchronous training."""
+class Slots:
+    """The pace that every policy keeps: with bound S and batches of P groups, at most (S + 1) · P groups are
+    between admission and live weights, and `spare` more of those that are still to be trained.
+
+    While a step trains and there is no room beside its batch, what starts would be too old after it: then
+    there are no spare ones either.
+    """
 
     bound: int
     groups_per_batch: int
+    spare: int = 0
 
-    @property
-    def slots(self) -> int:
-        return (self.bound + 1) * self.groups_per_batch
+    def __post_init__(self) -> None:
+        if self.bound < 0 or self.groups_per_batch < 1 or self.spare < 0:
+            raise ValueError(f"{self}: the bound and spare are at least 0, groups_per_batch at least 1")
 
-    def admit(self, outstanding: int) -> bool:
-        return outstanding < self.slots
+    def free(self, standing: Standing) -> bool:
+        """Whether one more group may start."""
+        room = (self.bound + 1) * self.groups_per_batch - standing.held
+        return room > 0 and standing.early < room + self.spare
 
-    def evict(self, ready: Sequence[Candidate], version: int) -> tuple[int, ...]:
-        return tuple(c.ticket for c in ready if version - c.oldest_version > self.bound)
-
-    def select(
-        self, ready: Sequence[Candidate], running: Sequence[Candidate], version: int
-    ) -> tuple[int, ...] | None:
-        if len(ready) < self.groups_per_batch:
-            return None
-        oldest_first = sorted(ready, key=lambda c: (c.oldest_version, c.ticket))
-        chosen, left = oldest_first[: self.groups_per_batch], oldest_first[self.groups_per_batch :]
-        if not self._all_in_time([*left, *running], version + 1):
-            return None
-        return tuple(c.ticket for c in chosen)
-
-    def _all_in_time(self, groups: Sequence[Candidate], version: int) -> bool:
-        """Whether every group can be trained within the bound when the next step trains `version`."""
-        # The last version at which a group may be trained is its oldest plus the bound.
-        due = sorted(max(c.oldest_version + self.bound - version + 1, 0) for c in groups)
-        return all(place < steps * self.groups_per_batch for place, steps in enumerate(due))
+    def too_old(self, standing: Standing, version: int) -> tuple[int, ...]:
+        """Tickets of groups that may not be trained on weights `version`, the running ones last."""
+        groups = (*standing.ready, *standing.running)
+        return tuple(group.ticket for group in groups if version - group.oldest_version > self.bound)

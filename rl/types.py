@@ -84,6 +84,8 @@ class StopReason(enum.StrEnum):
     """A turn, a command or the whole episode outlasted its limit."""
     INTERRUPTED = "interrupted"
     """What the episode stands on failed."""
+    GIVEN_UP = "given_up"
+    """The loop needed it no more: it was late, or a spare one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class Unscored:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The loop gave the episode up (`stale`, `overload`, `shutdown`, `pruned`)."""
+    """The loop gave the episode up: `timeout`, `late` or `spare`."""
 
     reason: str
 
@@ -152,6 +154,12 @@ class Episode:
         return sum(len(turn.sampled_ids) for turn in self.turns)
 
     @property
+    def bytes(self) -> int:
+        """What its arrays take."""
+        arrays = [(turn.sampled_ids, turn.logprobs, turn.observation_ids) for turn in self.turns]
+        return sum(array.nbytes for turn in arrays for array in turn)
+
+    @property
     def oldest_version(self) -> int | None:
         """The oldest weights that sampled any token of the episode; None when nothing was sampled."""
         versions = [span.version for turn in self.turns for span in turn.spans]
@@ -165,6 +173,11 @@ class Group:
     task: Task
     prompt_ids: TokenIds
     episodes: tuple[Episode, ...]
+
+    @property
+    def bytes(self) -> int:
+        """What its arrays take."""
+        return self.prompt_ids.nbytes + sum(episode.bytes for episode in self.episodes)
 
     @property
     def scored(self) -> tuple[Episode, ...]:

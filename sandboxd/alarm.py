@@ -27,6 +27,45 @@ class Soon:
         self._ring()
 
 
+class Lull:
+    """Calls `ring` once in the next lull: when it was not set for `quiet` seconds, at the latest `longest`
+    seconds after it was first set. For work that may wait while others are served, on the loop's own time.
+    """
+
+    def __init__(self, ring: Callable[[], None], quiet: float, longest: float) -> None:
+        self._ring = ring
+        self._quiet, self._longest = quiet, longest
+        self._first = self._last = 0.0
+        self._next: asyncio.Handle | None = None
+
+    def set(self) -> None:
+        """Rings in the next lull."""
+        loop = asyncio.get_running_loop()
+        self._last = loop.time()
+        if self._next is None:
+            self._first = self._last
+            self._next = loop.call_later(self._quiet, self._look)
+
+    def cancel(self) -> None:
+        """Does not ring before it is set again."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _look(self) -> None:
+        # What has arrived while this process did not run has its turn first: that was no lull.
+        self._next = asyncio.get_running_loop().call_soon(self._decide)
+
+    def _decide(self) -> None:
+        loop = asyncio.get_running_loop()
+        at = min(self._last + self._quiet, self._first + self._longest)
+        if loop.time() < at:
+            self._next = loop.call_at(at, self._look)
+        else:
+            self._next = None
+            self._ring()
+
+
 class Alarm:
     """Calls `ring` at a time of the clock, in a task of `tasks`. It may ring without need, never too late."""
 

@@ -84,6 +84,8 @@ class Announcements:
 
     def take(self, now: float, count: int, speed: StartSpeed | None) -> int:
         """So many are asked for: what has begun is used up, what is due first first. Returns the rest."""
+        if not self._by_id:
+            return count
         self.ready(now, speed)
         for announcement in self._in_order():
             taken = min(count, announcement.count) if announcement.begun else 0
@@ -98,6 +100,8 @@ class Announcements:
 
         Forgets what has expired. Without a measured speed everything is begun at once.
         """
+        if not self._by_id:
+            return 0
         for announcement in self._in_order():
             if announcement.expiry <= now:
                 self.withdraw(announcement.id)
@@ -112,6 +116,8 @@ class Announcements:
 
     def next_change(self, speed: StartSpeed | None) -> float | None:
         """When `ready` will say something else if nothing happens until then; None if never."""
+        if not self._by_id:
+            return None
         times = [one.expiry for one in self._by_id.values()]
         times += [begin for one, begin in self._begins(speed) if not one.begun]
         return min(times, default=None)

@@ -16,6 +16,7 @@ from typing import Any
 import uvloop
 
 from sandboxd import __version__, commands, image_commands, inspect_command, pool_commands
+from sandboxd.bench import cli as bench_cli
 from sandboxd.config import Config, ConfigError, load
 from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.images.store import ImageError
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_exec(parts)
     _add_listings(parts)
     _add_images(parts)
-    _add_bench(parts)
+    bench_cli.add(parts)
     _add_doctor(parts)
     _add_completion(parts)
     return parser
@@ -162,104 +163,6 @@ def _add_images(parts: Any) -> None:
     collect.set_defaults(run=image_commands.collect)
     for parser in (add, listing, drop, collect):
         parser.add_argument("--images-dir", type=Path, metavar="DIR", help="the store (SANDBOXD_IMAGES_DIR)")
-
-
-def _add_bench(parts: Any) -> None:
-    bench = parts.add_parser("bench", help="measure how fast sandboxes start and run commands")
-    shapes = bench.add_subparsers(
-        dest="shape", required=True, metavar="burst|exec|churn|soak|bombs|fork|starts|chaos|telemetry"
-    )
-    burst = _add_shape(shapes, "burst", "N callers ask at once for a sandbox each", commands.bench_burst)
-    burst.add_argument("--count", type=int, default=96, metavar="N", help="callers (96)")
-    burst.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
-    burst.add_argument("--hold", type=float, default=0.0, metavar="S", help="hold all for S seconds (0)")
-    burst.add_argument("--warm", action="store_true", help="fill the pool first; cold without")
-    run = _add_shape(shapes, "exec", "commands and their output in warm sandboxes", commands.bench_exec)
-    run.add_argument("--count", type=int, default=1000, metavar="N", help="commands (1000)")
-    run.add_argument("--concurrency", type=int, default=64, metavar="N", help="callers at once (64)")
-    run.add_argument("--streams", type=int, default=32, metavar="N", help="commands that print at once (32)")
-    run.add_argument("--output-mb", type=int, default=200, metavar="N", help="megabytes printed in all (200)")
-    churn = _add_shape(
-        shapes, "churn", "acquire, run a command, release, over and over", commands.bench_churn
-    )
-    churn.add_argument("--callers", type=int, default=8, metavar="N", help="callers at once (8)")
-    churn.add_argument("--warm", type=int, default=64, metavar="N", help="sandboxes kept ready (64)")
-    churn.add_argument("--seconds", type=float, default=10.0, metavar="S", help="for so long (10)")
-    churn.add_argument("--start-limit", type=int, metavar="N", help="sandboxes starting at once")
-    soak = _add_shape(
-        shapes, "soak", "the same so many times: memory, descriptors and latency stay", commands.bench_soak
-    )
-    soak.add_argument("--cycles", type=int, default=100_000, metavar="N", help="in all (100000)")
-    soak.add_argument("--callers", type=int, default=16, metavar="N", help="callers at once (16)")
-    bombs = _add_shape(
-        shapes, "bombs", "sandboxes that fill all they may, beside others that work", commands.bench_bombs
-    )
-    bombs.add_argument("--count", type=int, default=100, metavar="N", help="sandboxes that work (100)")
-    bombs.add_argument(
-        "--bombs", type=int, default=10, metavar="N", help="sandboxes that do their worst (10)"
-    )
-    bombs.add_argument("--seconds", type=float, default=10.0, metavar="S", help="without and with bombs (10)")
-    fork = _add_shape(
-        shapes, "fork", "sandboxes that begin where another is, which holds so much", commands.bench_fork
-    )
-    fork.add_argument("--count", type=int, default=8, metavar="N", help="forks at once (8)")
-    fork.add_argument("--megabytes", type=int, default=1, metavar="N", help="what is copied (1)")
-    fork.add_argument("--rounds", type=int, default=5, metavar="N", help="so many times (5)")
-    chaos = _add_shape(
-        shapes, "chaos", "rollouts while sandboxes fail, daemon and launcher are killed", commands.bench_chaos
-    )
-    chaos.add_argument("--count", type=int, default=960, metavar="N", help="rollouts at once (960)")
-    chaos.add_argument("--size", type=int, default=192, metavar="N", help="sandboxes for them (192)")
-    chaos.add_argument("--kills", type=int, default=5, metavar="N", help="of daemon and launcher each (5)")
-    chaos.add_argument(
-        "--held", type=int, default=100, metavar="N", help="leases of a client that dies (100)"
-    )
-    chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the faults and moments (0)")
-    _add_starts(shapes)
-    told = _add_shape(
-        shapes,
-        "telemetry",
-        "commands of a daemon with telemetry and of one without",
-        commands.bench_telemetry,
-    )
-    told.add_argument("--count", type=int, default=100, metavar="N", help="commands a turn (100)")
-    told.add_argument("--rounds", type=int, default=50, metavar="N", help="turns of each (50)")
-
-
-def _add_starts(shapes: Any) -> None:
-    starts = _add_shape(
-        shapes,
-        "starts",
-        "a pool filled with so many starting at once, and with as many as is found out",
-        commands.bench_starts,
-    )
-    starts.add_argument("--count", type=int, default=200, metavar="N", help="sandboxes (200)")
-    starts.add_argument("--rounds", type=int, default=3, metavar="N", help="so many times for each limit (3)")
-    starts.add_argument(
-        "--limits",
-        type=_limits,
-        default=[1, 2, 4, 8, 16, 32, 64],
-        metavar="N,…",
-        help="starting at once (1,2,4,8,16,32,64)",
-    )
-
-
-def _limits(text: str) -> list[int]:
-    limits = [int(word) for word in text.split(",") if word.isdecimal()]
-    if len(limits) != len(text.split(",")) or not all(1 <= limit <= 1024 for limit in limits):
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 1 to 1024 with commas between them")
-    return limits
-
-
-def _add_shape(shapes: Any, name: str, about: str, run: Callable[..., Coroutine[Any, Any, int]]) -> Any:
-    shape = shapes.add_parser(name, help=about)
-    shape.add_argument("--backend", choices=["namespace", "docker", "fake"], default="namespace")
-    shape.add_argument("--image", metavar="NAME", help="image of the sandboxes (needed for docker)")
-    shape.add_argument("--baseline", choices=["docker-sdk"], help="the same on the bare Docker SDK, after it")
-    shape.add_argument("--baseline-image", metavar="NAME", help="image of the baseline's containers")
-    shape.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
-    shape.set_defaults(run=run)
-    return shape
 
 
 def _add_doctor(parts: Any) -> None:
@@ -371,7 +274,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except BackendUnavailable as error:
         hint = "; start one with `sandboxd serve`, or name another with --address"
-        print(f"sandboxd: {error}{hint if hasattr(arguments, 'address') else ''}", file=sys.stderr)
+        # A bench without an address has a daemon of its own.
+        asked = hasattr(arguments, "address") and (arguments.part != "bench" or arguments.address)
+        print(f"sandboxd: {error}{hint if asked else ''}", file=sys.stderr)
         return 2
     except ImageError as error:
         print(f"sandboxd: {error}", file=sys.stderr)

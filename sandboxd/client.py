@@ -28,7 +28,7 @@ from sandboxd.errors import AcquireTimedOut, BackendUnavailable, NotFound, Sandb
 from sandboxd.inspection_replies import SandboxFailure, SandboxReport
 from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
-from sandboxd.patience import Patience
+from sandboxd.patience import CHANNEL_OPTIONS, Patience
 from sandboxd.remote_commands import RemoteCommands
 from sandboxd.remote_files import RemoteFiles
 from sandboxd.remote_pools import RemotePools
@@ -51,13 +51,6 @@ RELEASE_TIMEOUT_SECONDS = 5.0
 # A caller whose time has passed waits no longer for what it was granted to be given back.
 LATE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
-CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", 4 << 20),
-    # A daemon that was restarted is found soon: gRPC's own pauses grow to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
 
 
 class Client(RemotePools):
@@ -197,7 +190,7 @@ class Client(RemotePools):
 
     def keep(self, sandbox: pb.Sandbox) -> Box:
         """Renews a lease that was just given."""
-        box = Box(self, sandbox.name, sandbox.ttl.ToNanoseconds() / 1e9)
+        box = Box(self, sandbox)
         self._boxes[sandbox.name] = box
         if box.renew_at < self._next_renewal:
             self._nudge.set()
@@ -265,13 +258,19 @@ async def _release_all(boxes: list[Box]) -> None:
 class Box(RemoteFiles, RemoteCommands):
     """A leased sandbox. It is yours until `release`, or until the daemon has not heard of you for `ttl`."""
 
-    def __init__(self, client: Client, name: str, ttl: float) -> None:
-        super().__init__(client.sandboxes, name)
-        self.ttl = ttl
-        self.renew_at = time.monotonic() + ttl * RENEW_FRACTION
+    def __init__(self, client: Client, sandbox: pb.Sandbox) -> None:
+        super().__init__(client.sandboxes, sandbox.name)
+        self.ttl = sandbox.ttl.ToNanoseconds() / 1e9
+        self.renew_at = time.monotonic() + self.ttl * RENEW_FRACTION
         self.ended: SandboxdError | None = None
         """Why the lease ended before its release, once that is known."""
         self._client = client
+        self._given = sandbox
+
+    @property
+    def info(self) -> SandboxInfo:
+        """What the daemon said of it when it was leased."""
+        return replies.info(self._given)
 
     async def release(self) -> None:
         """Ends the lease; the daemon destroys the sandbox. Idempotent.

@@ -132,8 +132,8 @@ class PoolConfig(_Section):
     check_seconds: Annotated[float, Field(ge=0, le=1e7)] = 30.0
     """A ready sandbox that has not answered for so long is asked before it is leased; 0 never asks."""
     max_uses: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """How often one sandbox may be leased; it is reset in between, and not used again in doubt. Not on
-    Docker."""
+    """How often one sandbox may be leased; it is reset in between, and not used again in doubt. Costs more
+    than a new sandbox each time: leave it. Not on Docker."""
     quarantine_limit: Count = 0
     """Failed sandboxes that are kept to be looked at."""
     quarantine_seconds: Seconds = 600.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import gc
 import logging
 import os
 import resource
@@ -24,13 +23,16 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from sandboxd import collecting
 from sandboxd.backend_set import BackendSet
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.config import Config, ConfigError
 from sandboxd.doctor.facts import Facts
 from sandboxd.doctor.reading import read
 from sandboxd.errors import InvalidRequest, SandboxdError
+from sandboxd.gate import Gate
 from sandboxd.health_checks import HealthChecks
+from sandboxd.heap import keep_freed
 from sandboxd.journal_file import JournalFile
 from sandboxd.lifetime import Tasks
 from sandboxd.pool_service import PoolService
@@ -132,9 +134,9 @@ def _server(
 ) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     server = grpc.aio.server(options=OPTIONS)
     checks = health.aio.HealthServicer()
-    taken = cast("grpc.aio.Server", _OneQueue(server, observe))
-    pb_grpc.add_SandboxServiceServicer_to_server(SandboxService(pools), taken)
-    pb_grpc.add_PoolServiceServicer_to_server(PoolService(pools, reload), taken)
+    taken, gate = cast("grpc.aio.Server", _OneQueue(server, observe)), Gate()
+    pb_grpc.add_SandboxServiceServicer_to_server(SandboxService(pools, gate), taken)
+    pb_grpc.add_PoolServiceServicer_to_server(PoolService(pools, reload, gate), taken)
     # With queues of its own: whoever asks for health does not wait behind a thousand other calls.
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -277,6 +279,8 @@ async def running(
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         await checks.tell()
         stack.callback(tasks.create_task(checks.run(), name="health").cancel)
+        tidying = collecting.collect_when_quiet(clock, lambda: upkeep.pools.quiet)
+        stack.callback(tasks.create_task(tidying, name="collections").cancel)
         yield addresses
 
 
@@ -347,6 +351,7 @@ async def serve(
     Calls `ready` with the addresses once calls are taken.
     """
     raise_limits()
+    keep_freed()
     stop, on_terminal = asyncio.Event(), _has_terminal()
     loop = asyncio.get_running_loop()
 
@@ -366,12 +371,9 @@ async def serve(
         loop.add_signal_handler(number, handler)
     try:
         async with running(config, control=control, telemetry=telemetry) as addresses:
-            # What stays for good need not be looked through: 20 to 40 ms each time that calls come by the
-            # hundred, in which none is answered.
-            gc.collect()
-            gc.freeze()
-            ready(addresses)
-            await stop.wait()
+            with collecting.on_demand():
+                ready(addresses)
+                await stop.wait()
             logger.info("stopping: leases may go on for a time; a second signal ends them at once")
     finally:
         for number in handlers:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
-from sandboxd.alarm import Alarm, Soon
+from sandboxd.alarm import Alarm, Lull, Soon
 from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend
 from sandboxd.branching import Branching
@@ -39,6 +39,10 @@ from sandboxd.starts import Starts
 from sandboxd.types import SandboxState, Template
 
 logger = logging.getLogger(__name__)
+
+# A plan that nobody waits for is made when nothing has asked for one for so long, at the latest after the
+# second, and soon where less than this part of what is kept ready is left.
+LULL_SECONDS, LONGEST_SECONDS, LEAST_SHARE = 0.002, 0.5, 0.25
 
 
 class Fleet:
@@ -68,6 +72,7 @@ class Fleet:
         self._alarm = Alarm(clock, self.pump)
         # Another pool has left slots; its own plan is finished first.
         self._soon = Soon(self.pump)
+        self._lull = Lull(self.pump, LULL_SECONDS, LONGEST_SECONDS)
         self._runs = False
         self.closing = asyncio.Event()
 
@@ -110,6 +115,7 @@ class Fleet:
     def _close(self) -> None:
         self.closing.set()
         self._alarm.cancel()
+        self._lull.cancel()
         self.regulator.end()
         for sandbox in list(self.sandboxes.values()):
             if sandbox.id in self.ledger.forking and sandbox.task:
@@ -172,17 +178,14 @@ class Fleet:
         """
         if not self._runs or self.closing.is_set():
             return
+        self._lull.cancel()
         self._checkups.doubt_overdue()
         self.regulator.held = self.availability.error is not None
         plan, again = self.regulator.plan(self.ledger, self._clock.now(), self._starts.starter)
         if again is not None:
             self._alarm.set(again, self._tasks)
         for ticket, names in plan.grant:
-            granted = [self.sandboxes[name] for name in names]
-            for sandbox in granted:
-                sandbox.state, sandbox.uses = SandboxState.ACTIVE, sandbox.uses + 1
-                self._checkups.forget(sandbox)
-            self.listener.granted(ticket, granted)
+            self.listener.granted(ticket, self._granted(names))
         for sandbox_id in plan.evict:
             self.begin_to_destroy(self.sandboxes[sandbox_id])
         self._checkups.ask_for_waiters(self._tasks)
@@ -195,6 +198,36 @@ class Fleet:
             self.ledger.retire(sandbox_id)
             self.begin_to_destroy(self.sandboxes[sandbox_id])
         # Before anybody hears of it: those who wait run after this.
+        self._commit()
+
+    def _granted(self, names: tuple[str, ...]) -> list[Sandbox]:
+        granted = [self.sandboxes[name] for name in names]
+        for sandbox in granted:
+            sandbox.state, sandbox.uses = SandboxState.ACTIVE, sandbox.uses + 1
+            self._checkups.forget(sandbox)
+        return granted
+
+    def grant_at_once(self, count: int) -> list[Sandbox]:
+        """So many sandboxes where nobody waits and they are ready, else none; call `leased` next."""
+        if not self._runs or self.closing.is_set():
+            return []
+        self._checkups.doubt_overdue()
+        return self._granted(self.ledger.grant_at_once(count))
+
+    def leased(self, count: int) -> None:
+        """So many that were granted at once are somebody's; others are to take their place."""
+        self.regulator.sizing.arrived(self._clock.now(), count)
+        self._commit()
+        self._pump_later()
+
+    def _pump_later(self) -> None:
+        """For what nobody waits for: a plan costs as much as a grant, and starts take from the same host."""
+        if self.ledger.waiting or len(self.ledger.warm) < LEAST_SHARE * self.ledger.bounds.warm_target:
+            self._soon.set()
+        else:
+            self._lull.set()
+
+    def _commit(self) -> None:
         self.journal.commit(self.ledger.totals)
         self.changes.tell()
 
@@ -251,7 +284,9 @@ class Fleet:
         """A holder's release: it is reset for another where that is allowed and wanted, else destroyed."""
         if self.closing.is_set() or not self._resets.may_begin(sandbox, self._made_from):
             self.ledger.release(sandbox.id)
-            self.destroy(sandbox)
+            self.begin_to_destroy(sandbox)
+            self._commit()
+            self._pump_later()
         else:
             self._resets.begin(sandbox, self._tasks)
             self.pump()
@@ -293,4 +328,4 @@ class Fleet:
             self._forks.prune_unused(self._tasks, self.insist)
         self.ledger.deleted(sandbox.id)
         del self.sandboxes[sandbox.id]
-        self.pump()
+        self._pump_later()

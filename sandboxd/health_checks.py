@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from grpc_health.v1 import health, health_pb2
 
+from sandboxd.changes import paced
 from sandboxd.types import PoolState
 from sandboxd.upkeep import Upkeep
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+# A pool changes a thousand times a second in a burst, and hardly ever how it fares.
+INTERVAL_SECONDS, HEARTBEAT_SECONDS = 0.05, 3600.0
 
 
 class HealthChecks:
@@ -24,12 +27,10 @@ class HealthChecks:
         self._told: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Tells whatever changes. Never returns."""
-        with self._upkeep.pools.changes.watched() as changed:
-            while True:
-                changed.clear()
-                await self.tell()
-                await changed.wait()
+        """Tells whatever changes, until the pools are closed."""
+        pools = self._upkeep.pools
+        async for _ in paced(pools.changes, pools.clock, INTERVAL_SECONDS, HEARTBEAT_SECONDS):
+            await self.tell()
 
     async def tell(self) -> None:
         """Says how it is now; what is gone is unknown again."""

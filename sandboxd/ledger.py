@@ -144,10 +144,8 @@ class Ledger:
         """
         grants = []
         while (head := self.waiting.head()) is not None and self.waiting[head].count <= len(self.warm):
-            granted = tuple(self.warm.popitem(last=False)[0] for _ in range(self.waiting[head].count))
+            granted = self._grant(self.waiting[head].count)
             self.waiting.serve()
-            self.active.update(granted)
-            self.totals.acquired += len(granted)
             grants.append((head, granted))
         evicted = self._evict()
         slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting)
@@ -158,6 +156,16 @@ class Ledger:
         left = slots - len(resumed) - len(started)
         held_back = max(0, min(left, len(self.resumable) + self._missing(may_fill=may_fill)))
         return Plan(started, resumed, tuple(grants), held_back, evicted)
+
+    def grant_at_once(self, count: int) -> tuple[str, ...]:
+        """WARM → ACTIVE, so many, where nobody waits and they are there; else none."""
+        return () if self.waiting or count > len(self.warm) else self._grant(count)
+
+    def _grant(self, count: int) -> tuple[str, ...]:
+        granted = tuple(self.warm.popitem(last=False)[0] for _ in range(count))
+        self.active.update(granted)
+        self.totals.acquired += count
+        return granted
 
     def _evict(self) -> tuple[str, ...]:
         """QUARANTINED → DELETING: the oldest beyond the limit, and those whose places are waited for."""

@@ -16,6 +16,15 @@ from sandboxd.status import from_rpc_error, made_by_daemon, translated
 
 PAUSE_SECONDS, PAUSE_LIMIT_SECONDS = 0.05, 0.5
 
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", 4 << 20),
+    # A daemon that was restarted is found soon: gRPC's own pauses grow to two minutes. The least of them is,
+    # against its name, how long a connection may take: a daemon that is busy is there.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
 
 @dataclass(slots=True)
 class _Absence:

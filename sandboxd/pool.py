@@ -121,26 +121,30 @@ class Pool:
             refusal = self._fleet.availability.refusal
             if refusal is not None and len(self._ledger.warm) < claim.count:
                 raise again(refusal)
+            if granted := self._fleet.grant_at_once(claim.count):
+                self._begin(granted, lease)
+                self._fleet.leased(len(granted))
+                return [sandbox.id for sandbox in granted]
             waiter = self._waiters.join(lease, claim)
             self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
             self._fleet.pump(current.get())
             try:
                 await self._waiters.wait(waiter, timeout, watch)
                 # One may have died since.
-                sandboxes = [self.get(sandbox.id) for sandbox in waiter.sandboxes()]
+                return [self.get(sandbox.id).id for sandbox in waiter.sandboxes()]
             except BaseException:
                 # Nobody comes for what was granted. It is destroyed like used ones: simpler than sure.
                 self._release_all(waiter.sandboxes())
                 raise
-            for sandbox in sandboxes:
-                link(sandbox.span)
-            return [sandbox.id for sandbox in sandboxes]
 
         async def queue() -> list[str]:
             told = {"sandboxd.pool": self.name}
             with step("queue wait", {**told, "sandboxd.count": claim.count, "sandboxd.tenant": claim.tenant}):
                 with timed(ACQUIRE_WAIT, self._clock.now, told):
-                    return await acquire()
+                    given = await acquire()
+                for sandbox_id in given:
+                    link(self._fleet.sandboxes[sandbox_id].span)
+                return given
 
         ids = await self._leasing.requests.once(lease.request_id, claim.count, queue)
         return [self.get(sandbox_id) for sandbox_id in ids]
@@ -179,10 +183,13 @@ class Pool:
 
     def granted(self, ticket: int, sandboxes: Sequence[Sandbox]) -> None:
         """The fleet's word that a waiter's sandboxes are there."""
+        self._begin(sandboxes, self._waiters.lease(ticket))
+        self._waiters.granted(ticket, sandboxes)
+
+    def _begin(self, sandboxes: Sequence[Sandbox], lease: Lease) -> None:
         for sandbox in sandboxes:
             sandbox.gang = len(sandboxes)
-            self._leasing.begin(sandbox, self._waiters.lease(ticket), self._options.default_ttl)
-        self._waiters.granted(ticket, sandboxes)
+            self._leasing.begin(sandbox, lease, self._options.default_ttl)
 
     def forked(self, sandbox: Sandbox, lease: Lease) -> None:
         """The fleet's word that a fork runs."""
@@ -278,6 +285,12 @@ class Pool:
     def idle(self) -> bool:
         """True when nobody holds a sandbox of it or is about to."""
         return not (self._ledger.active or self._ledger.forking)
+
+    @property
+    def quiet(self) -> bool:
+        """True when nobody waits and no sandbox is on its way up or down."""
+        ledger = self._ledger
+        return not (len(ledger.waiting) or ledger.starting_count or ledger.forking or ledger.deleting)
 
     def reclaim(self) -> int:
         """Ends all leases, whose holders hear SANDBOX_LOST; returns how many there were."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from sandboxd import pool_wire
+from sandboxd.gate import Gate
 from sandboxd.pools import Pools
 from sandboxd.service import Context, streaming, unary
 from sandboxd.types import Reloaded
@@ -14,9 +15,10 @@ from sandboxd.wire import timestamp
 
 
 class PoolService(pb_grpc.PoolServiceServicer):
-    """The pools' counts and bounds."""
+    """The pools' counts and bounds. Calls begin through `gate`."""
 
-    def __init__(self, pools: Pools, reload: Callable[[], Awaitable[Reloaded]]) -> None:
+    def __init__(self, pools: Pools, reload: Callable[[], Awaitable[Reloaded]], gate: Gate) -> None:
+        self.gate = gate
         self._pools = pools
         self._reload = reload
 

@@ -76,6 +76,11 @@ class Pools:
         """True when nobody holds a sandbox."""
         return all(pool.idle for pool in self.every())
 
+    @property
+    def quiet(self) -> bool:
+        """True when nobody waits and no sandbox is on its way up or down."""
+        return all(pool.quiet for pool in self.every())
+
     def drain(self) -> None:
         """Lets none of them take new work."""
         self.draining = True

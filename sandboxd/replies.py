@@ -20,6 +20,7 @@ from sandboxd.types import (
     QueuePosition,
     Reloaded,
     Started,
+    StartPhases,
     Stderr,
     Stdout,
 )
@@ -108,7 +109,11 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """One sandbox as the daemon lists it; `expires` is in seconds since 1970, None while not leased."""
+    """One sandbox as the daemon lists it; times are in seconds since 1970.
+
+    `expires` is None while it is not leased. `ttl` is how long a renewal lasts that says nothing, in seconds.
+    `start` says how long its start took; None where another daemon started it, or it is a fork or was reset.
+    """
 
     name: str
     pool: str
@@ -116,6 +121,8 @@ class SandboxInfo:
     created: float
     expires: float | None
     labels: dict[str, str]
+    ttl: float = 0.0
+    start: StartPhases | None = None
 
 
 def event(response: pb.ExecCommandResponse) -> Event:
@@ -255,4 +262,14 @@ def info(sandbox: pb.Sandbox) -> SandboxInfo:
         created=sandbox.create_time.ToNanoseconds() / 1e9,
         expires=expires,
         labels=dict(sandbox.labels),
+        ttl=sandbox.ttl.ToNanoseconds() / 1e9,
+        start=_start_phases(sandbox.start_phases) if sandbox.HasField("start_phases") else None,
     )
+
+
+def _start_phases(reply: pb.StartPhases) -> StartPhases:
+    spans = (
+        *(reply.retry_duration, reply.pull_duration, reply.create_duration),
+        *(reply.start_duration, reply.ready_duration, reply.setup_duration),
+    )
+    return StartPhases(reply.attempt_count, *(span.ToNanoseconds() / 1e9 for span in spans))

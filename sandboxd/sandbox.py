@@ -9,7 +9,7 @@ from sandboxd.backends.base import Connection
 from sandboxd.errors import Internal, SandboxdError, SandboxLost
 from sandboxd.journal import Entry
 from sandboxd.lifetime import faults_become
-from sandboxd.types import SandboxState, Template
+from sandboxd.types import SandboxState, StartPhases, Template
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +41,8 @@ class Sandbox:
     """When it last said that it is there, as far as it was asked."""
     start_seconds: float | None = None
     """From the decision to start it until it was ready; None where another daemon started it."""
+    phases: StartPhases | None = None
+    """The same in parts; None where it is a fork, or was reset, too."""
 
     span: object = None
     """That of its start, where one is recorded."""

@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 from sandboxd import inspection_wire, wire
 from sandboxd.backends.base import Commands, Files
 from sandboxd.errors import Internal, InvalidRequest, SandboxdError
+from sandboxd.gate import Gate
 from sandboxd.pools import Pools
 from sandboxd.status import to_status
 from sandboxd.streams import joined, talk, while_running
@@ -50,10 +51,11 @@ def _unexpected(name: str, error: Exception) -> Internal:
 
 
 def unary(handler: Callable[[Any, Any, Context], Awaitable[Any]]) -> Any:
-    """Maps what a unary handler raises to a status."""
+    """Has a unary handler of a service begin through its `gate`, and maps what it raises to a status."""
 
     @functools.wraps(handler)
     async def mapped(self: Any, request: Any, context: Context) -> Any:
+        await self.gate.passed()
         try:
             return await handler(self, request, context)
         except SandboxdError as error:
@@ -68,10 +70,11 @@ def unary(handler: Callable[[Any, Any, Context], Awaitable[Any]]) -> Any:
 
 
 def streaming(handler: Callable[[Any, Any, Context], AsyncIterator[Any]]) -> Any:
-    """Maps what a server-streaming handler raises to a status."""
+    """As `unary`, for a handler that answers with a stream."""
 
     @functools.wraps(handler)
     async def mapped(self: Any, request: Any, context: Context) -> AsyncIterator[Any]:
+        await self.gate.passed()
         try:
             async for response in handler(self, request, context):
                 yield response
@@ -94,10 +97,11 @@ def _patience(context: Context) -> float:
 
 
 class SandboxService(pb_grpc.SandboxServiceServicer):
-    """Leases and their use."""
+    """Leases and their use. Calls begin through `gate`."""
 
-    def __init__(self, pools: Pools) -> None:
+    def __init__(self, pools: Pools, gate: Gate) -> None:
         self._pools = pools
+        self.gate = gate
 
     @unary
     async def AcquireSandbox(self, request: pb.AcquireSandboxRequest, context: Context) -> pb.Sandbox:

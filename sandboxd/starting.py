@@ -13,9 +13,11 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.stop import stop_base
 from tenacity.wait import wait_random_exponential
 
+from sandboxd import stopwatch
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, StartFailed
+from sandboxd.gate import Gate
 from sandboxd.lifetime import faults_become
 from sandboxd.pacing import Pace
 from sandboxd.telemetry.recorder import NOTHING, step
@@ -118,6 +120,7 @@ class Starter:
         self._policy = policy
         self._clock = clock
         self._pace = pace
+        self._gate = Gate()
         self._on_prepared = on_prepared
 
     async def start(
@@ -207,7 +210,10 @@ class Starter:
         )
 
     async def _attempt(self, sandbox_id: str, remains: _Remains) -> Connection:
+        stopwatch.attempt()
+        stopwatch.enter(Phase.PULL)
         await self._prepare()
+        stopwatch.enter(Phase.CREATE)
         # A pull says nothing about how many can be started at once.
         with self._measured():
             return await self._bring_up(sandbox_id, remains)
@@ -253,6 +259,8 @@ class Starter:
                 connection = await self._backend.create(sandbox_id, self._template)
         remains.connection = connection
         try:
+            # Many may end in one turn of the event loop, and what follows is most of what a start costs it.
+            await self._gate.passed()
             with step("setup") if self._template.setup else NOTHING:
                 await self.set_up(connection)
         except StartFailed:
@@ -267,6 +275,7 @@ class Starter:
         """Runs the template's setup, if it has one. Raises StartFailed."""
         if not self._template.setup:
             return
+        stopwatch.enter(Phase.SETUP)
         command = Command(argv=self._template.setup, timeout=self._template.start_timeout)
         log, exited = b"", None
         try:

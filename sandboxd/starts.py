@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
+from sandboxd import stopwatch
 from sandboxd.availability import Availability
 from sandboxd.backends.base import Connection
 from sandboxd.clock import Clock
@@ -85,10 +86,14 @@ class Starts:
     async def _start(self, sandbox: Sandbox, tasks: asyncio.TaskGroup, cause: object) -> None:
         owner, begin = self._owner, self._clock.now()
         try:
-            with begun_by(cause, "start sandbox", _told_of(sandbox)):
+            with (
+                begun_by(cause, "start sandbox", _told_of(sandbox)),
+                stopwatch.timed(self._clock.now) as watch,
+            ):
                 sandbox.span = current.get()
                 with timed(START_DURATION, self._clock.now, _told_of(sandbox, name=False)):
                     sandbox.connection = await self._create(sandbox)
+                sandbox.phases = watch.read()
         except StartFailed as error:
             if sandbox.id in owner.sandboxes:
                 self._failed(sandbox, error, tasks)

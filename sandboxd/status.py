@@ -10,6 +10,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from sandboxd import errors
+from sandboxd.fitting import fitted
 
 DOMAIN = "sandboxd"
 
@@ -31,6 +32,8 @@ CODES: dict[type[errors.SandboxdError], grpc.StatusCode] = {
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.Internal: grpc.StatusCode.INTERNAL,
 }
+# What gRPC itself tells of a call whose connection broke under a message that it was sending.
+UNSENT = "Internal error from Core"
 CLASSES = {error.reason: error for error in CODES}
 # Proto numbers of the canonical codes, since grpc.StatusCode carries them as (number, name).
 _NUMBERS = {code: code_pb2.Code.Value(code.name) for code in CODES.values()}
@@ -45,12 +48,13 @@ def code_of(error: errors.SandboxdError) -> grpc.StatusCode:
 
 
 def to_status(error: errors.SandboxdError) -> status_pb2.Status:
-    """The full status, with ErrorInfo and, where waiting helps, RetryInfo."""
+    """The full status, with ErrorInfo and, where waiting helps, RetryInfo; as much of it as can be sent."""
     metadata = {"cause": error.cause.value, "mask": str(error.mask).lower(), **error.metadata}
     if error.phase is not None:
         metadata["phase"] = error.phase.value
+    message, metadata = fitted(error.message, metadata)
     details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
-    status = status_pb2.Status(code=_NUMBERS[code_of(error)], message=error.message)
+    status = status_pb2.Status(code=_NUMBERS[code_of(error)], message=message)
     status.details.extend(_packed(detail) for detail in details)
     if error.retry_after is not None:
         delay = duration_pb2.Duration()
@@ -119,6 +123,8 @@ def _foreign(code: grpc.StatusCode, message: str) -> errors.SandboxdError:
         case grpc.StatusCode.CANCELLED:
             # Not by this side, which would hear of it as a cancellation.
             return errors.BackendUnavailable("the call was cut off: the daemon is ending")
+        case grpc.StatusCode.INTERNAL if message == UNSENT:
+            return errors.BackendUnavailable("the connection broke while a message was sent")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.AcquireTimedOut(f"no answer in time: {message}")
         case _:

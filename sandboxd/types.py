@@ -209,6 +209,24 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class StartPhases:
+    """How long each phase of a start took, in seconds; 0 of what a backend does not do, or not apart.
+
+    `retry` is from the first attempt's begin to the last one's, and `attempts` counts both; the others are of
+    the one that succeeded: `pull` prepares the image, `create` makes the sandbox, `start` its first process,
+    `ready` ends when it answers, and `setup` runs the template's command.
+    """
+
+    attempts: int = 1
+    retry: float = 0.0
+    pull: float = 0.0
+    create: float = 0.0
+    start: float = 0.0
+    ready: float = 0.0
+    setup: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend really enforces on this host, as its `doctor` lines and sandboxes report it."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import docker.errors
@@ -17,6 +20,11 @@ from sandboxd.errors import BackendUnavailable
 
 PYTHON_IMAGE = "sandboxd/test-python:latest"
 BUSYBOX_IMAGE = "sandboxd/test-busybox:latest"
+ROOT = Path(__file__).parents[1]
+# The Docker Engine, alone or among other backends, and the one build of the guest with sanitizers.
+SHARED = re.compile(r"docker_engine|docker_(python|busybox)_image|\bCase\b|sanitized")
+# These use up processes of the sandboxes' user, or count them.
+SHARING = ("test_cli.py", "test_doctor.py", "test_endings.py")
 
 
 def _docker_is_missing() -> str | None:
@@ -70,6 +78,28 @@ def docker_python_image(docker_engine: None) -> str:
 def docker_busybox_image(docker_engine: None) -> str:
     """An image without Python: its sandboxes run through the Engine's exec API."""
     return BUSYBOX_IMAGE
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `pytest -n 2`: each part of the suite is one worker's; who is done takes the next."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Parts(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return part_of(ROOT / nodeid.partition("::")[0])
+
+    return Parts(config, log)
+
+
+@functools.cache
+def part_of(file: Path) -> str:
+    """Which part of the suite a file belongs to: what starts engines and trainers, what shares something of
+    the host, or the file alone. Parts may run side by side.
+    """
+    if file.parent.name == "rl":
+        return "rl"
+    return "host" if file.name in SHARING or SHARED.search(file.read_text()) else file.name
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

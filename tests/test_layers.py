@@ -85,11 +85,11 @@ LAYERS = [
     {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates", "sandboxd.start_times"},
     {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},
     {"sandboxd.queueing", "sandboxd.pacing", "sandboxd.announcements", "sandboxd.care", "sandboxd.bounds"},
-    {"sandboxd.lines"},
+    {"sandboxd.lines", "sandboxd.stopwatch"},
     {"sandboxd.telemetry.recorder"},
     {"sandboxd.types", "sandboxd.errors"},
 ]
-PUBLIC = {"sandboxd", "sandboxd.client", "sandboxd.errors", "sandboxd.child"}
+PUBLIC = {"sandboxd", "sandboxd.client", "sandboxd.errors", "sandboxd.child", "sandboxd.simulation"}
 
 
 def _layer(name: str) -> int | None:

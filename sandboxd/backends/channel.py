@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from pathlib import Path
 
 from sandboxd.guest import wire
 
-RECEIVE_BYTES = 256 << 10
+# So much is asked for at once; first less, for most commands print little, and room that is not used costs.
+RECEIVE_BYTES, FIRST_RECEIVE_BYTES = 256 << 10, 16 << 10
+# Kind, length and offset.
+OUTPUT_HEAD = struct.Struct("!BIQ")
 # The kernel's limit on a socket's path; longer ones go by a descriptor of their directory.
 SOCKET_PATH_BYTES = 107
 
@@ -52,6 +56,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
+        self._room = FIRST_RECEIVE_BYTES
+        self._late = False
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
@@ -66,19 +72,57 @@ class Channel:
         with contextlib.suppress(OSError):
             self._sock.send(data)
 
-    async def frame(self) -> tuple[int, bytes]:
-        """The next frame. Raises Broken, wire.Malformed."""
-        while True:
-            found = wire.split(self._buffer, wire.MAX_REPLY)
-            if found is not None:
-                return found
-            try:
-                data = await self._loop.sock_recv(self._sock, RECEIVE_BYTES)
-            except OSError as error:
-                raise Broken(error.strerror) from error
-            if not data:
-                raise Broken("the guest closed the connection")
-            self._buffer += data
+    async def frame(self, patience: float | None = None) -> tuple[int, bytes]:
+        """The next frame. Raises Broken, wire.Malformed, and TimeoutError when there was none for `patience`
+        seconds: of a frame that comes later nobody hears.
+        """
+        found = self.arrived()
+        if found is not None:
+            return found
+        # Less than what a task's own timeout costs.
+        timer = None if patience is None else self._loop.call_later(patience, self._give_up)
+        try:
+            while True:
+                await self._receive()
+                found = self.arrived()
+                if found is not None:
+                    return found
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def arrived(self) -> tuple[int, bytes] | None:
+        """The next frame if it is there. Raises wire.Malformed."""
+        return wire.split(self._buffer, wire.MAX_REPLY) if self._buffer else None
+
+    def arrived_output(self, kind: int, offset: int) -> bytes | None:
+        """The payload of the next frame if it is there, and is more output of this kind at this offset."""
+        buffer = self._buffer
+        if len(buffer) <= OUTPUT_HEAD.size or buffer[0] != kind:
+            return None
+        _, length, begin = OUTPUT_HEAD.unpack_from(buffer)
+        if begin != offset or length <= wire.OFFSET.size:
+            return None
+        found = wire.split(buffer, wire.MAX_REPLY)
+        return None if found is None else found[1]
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._loop.sock_recv(self._sock, self._room)
+        except OSError as error:
+            raise Broken(error.strerror) from error
+        if self._late:
+            raise TimeoutError
+        if not data:
+            raise Broken("the guest closed the connection")
+        if len(data) == self._room:
+            self._room = RECEIVE_BYTES
+        self._buffer += data
+
+    def _give_up(self) -> None:
+        self._late = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Idempotent."""

@@ -92,10 +92,9 @@ class GuestConnection:
 
     def _request(self, command: Command) -> wire.ExecRequest:
         env = {**DEFAULT_ENV, **self._template.env, **command.env}
-        pairs = [string for pair in env.items() for string in pair]
         if not command.argv or not command.argv[0]:
             raise InvalidRequest("argv is empty: name a program to run", phase=Phase.EXEC)
-        if any(b"\0" in string for string in (*command.argv, *pairs, command.cwd or b"")):
+        if b"\0" in b"".join((*command.argv, *env, *env.values(), command.cwd or b"")):
             raise InvalidRequest("argv, cwd and environment cannot hold NUL bytes", phase=Phase.EXEC)
         request = wire.ExecRequest(list(command.argv), self.absolute(command.cwd or b""), list(env.items()))
         if command.timeout is not None:

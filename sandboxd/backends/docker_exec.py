@@ -259,7 +259,7 @@ class _Run:
 
     async def _not_started(self, refusal: bytes) -> Exited:
         await self._connection.ping()
-        name = os.fsdecode(self._command.argv[0])
+        name = self._command.argv[0].decode(errors="replace")
         if refusal == b"N":
             return Exited(ExitReason.NOT_STARTED, exit_code=127, detail=f"{name}: not found on PATH")
         return Exited(ExitReason.NOT_STARTED, exit_code=126, detail=refusal.decode(errors="replace").strip())

@@ -11,6 +11,7 @@ from typing import Any
 import docker.errors
 import docker.types
 
+from sandboxd import stopwatch
 from sandboxd.backends import seccomp, syscalls
 from sandboxd.backends.docker_images import Image
 from sandboxd.backends.engine import Engine, EngineRefused, EngineStream
@@ -62,13 +63,13 @@ class Start:
                     **settings,
                 )
             )
-        self._phase = Phase.START
+        self._enter(Phase.START)
         # Attached before the start, so that not a byte of a first process that dies at once is missed.
         output = await self._engine.stream(f"/containers/{self._name}/attach?stream=1&stdout=1&stderr=1")
         try:
             with step("start"):
                 await self._engine.call(lambda api: api.start(self._name))
-            self._phase = Phase.READY
+            self._enter(Phase.READY)
             with step("ready"):
                 await self._ready(output)
         finally:
@@ -88,6 +89,10 @@ class Start:
         path.write_bytes(_filter())
         path.chmod(0o444)
         return [*GUEST, f"{INSIDE}/run/{FILTER}"]
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        stopwatch.enter(phase)
 
     def _binds(self) -> dict[str, dict[str, str]]:
         if self._guest is None:

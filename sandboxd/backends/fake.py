@@ -15,10 +15,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sandboxd import stopwatch
 from sandboxd.backends.base import Execution
 from sandboxd.backends.fake_commands import FakeCommands
 from sandboxd.backends.host_files import HostFiles
 from sandboxd.backends.host_process import HostProcess
+from sandboxd.backends.scripted import Answer, scripted
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.lifetime import in_thread
@@ -31,8 +33,9 @@ class FakeScript:
 
     `start_seconds` is how long a start takes; `first_failures` are raised by the first attempts, in order.
     The next `destroy_failures` destructions and `prune_failures` removals of copies fail. While `trouble`
-    says why, the backend is unavailable; while it `hangs`, it gives no answer. What happens by chance is for
-    `FaultyBackend`, in front of any backend.
+    says why, the backend is unavailable; while it `hangs`, it gives no answer. With an `answer` commands do
+    not run: in sandboxes made from then on they take the time and end as it says. What happens by chance is
+    for `FaultyBackend`, in front of any backend.
     """
 
     start_seconds: float = 0.0
@@ -41,6 +44,7 @@ class FakeScript:
     first_failures: list[StartFailed] = field(default_factory=list)
     trouble: str = ""
     hangs: bool = False
+    answer: Callable[[Command], Answer] | None = None
 
 
 class FakeBackend:
@@ -85,11 +89,12 @@ class FakeBackend:
         script = self.script
         await self.check()
         if script.start_seconds:
+            stopwatch.enter(Phase.START)
             await self._clock.sleep(script.start_seconds)
         if script.first_failures:
             raise script.first_failures.pop(0)
         self.created_total += 1
-        connection = FakeConnection(template)
+        connection = FakeConnection(template, answering=self._answering())
         self._alive[sandbox_id] = connection
         try:
             if template.branches:
@@ -124,7 +129,7 @@ class FakeBackend:
         del self._alive[sandbox_id]
         if connection.home is not None:
             connection.home.mkdir(mode=0o700)
-        self._alive[new_id] = reset = FakeConnection(template, connection.home)
+        self._alive[new_id] = reset = FakeConnection(template, connection.home, self._answering())
         return reset
 
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
@@ -146,6 +151,9 @@ class FakeBackend:
         directory = self._branches.pop(branch, None)
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    def _answering(self) -> Answering | None:
+        return None if self.script.answer is None else (self.script.answer, self._clock)
 
     def branches(self) -> list[str]:
         """The copies that exist."""
@@ -177,12 +185,18 @@ class FakeBackend:
         self._alive[sandbox_id].answers.set()
 
 
+Answering = tuple[Callable[[Command], Answer], Clock]
+
+
 class FakeConnection:
     """A way into one fake sandbox."""
 
-    def __init__(self, template: Template, home: Path | None = None) -> None:
+    def __init__(
+        self, template: Template, home: Path | None = None, answering: Answering | None = None
+    ) -> None:
         """`home` is where an earlier one's files were; made anew."""
         self._template = template
+        self._answering = answering
         self.home = home
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._processes: set[HostProcess] = set()
@@ -232,6 +246,11 @@ class FakeConnection:
         self._check()
         if command.terminal is not None:
             raise InvalidRequest("the fake backend has no terminals; use another", phase=Phase.EXEC)
+        if self._answering is not None:
+            answer, clock = self._answering
+            async with scripted(answer(command), command.timeout, clock) as answered:
+                yield _Checked(answered, self._check)
+            return
         process = HostProcess(command, self._template.env, self._directory(command.cwd))
         if command.id:
             async with self.commands.start(command, process) as execution:

@@ -19,6 +19,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from sandboxd import stopwatch
 from sandboxd.backends.base import Backend, Commands, Connection, Execution, Files
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.errors import BackendUnavailable, Phase, SandboxLost, StartFailed
@@ -163,6 +164,7 @@ class FaultyBackend:
 
     async def _strike(self, phase: Phase) -> None:
         if (slow := self.drawn("slow", phase)) is not None:
+            stopwatch.enter(phase)
             await self._clock.sleep(slow.seconds)
         if self.drawn("hang", phase):
             await asyncio.get_running_loop().create_future()

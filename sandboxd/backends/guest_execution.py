@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import math
@@ -16,6 +15,8 @@ from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, 
 
 # A guest owes the end of a command this long after its timeout, when nothing holds up its output.
 GUEST_SLACK_SECONDS = 15.0
+# Pieces of output that are there together are told as one, until it has so many bytes.
+PIECES_BYTES = 256 << 10
 # No command of a sandbox has run for longer.
 LONGEST_SECONDS = 1e9
 
@@ -58,7 +59,7 @@ class GuestExecution:
         if self._ended:
             raise StopAsyncIteration
         try:
-            event = self._event(*await self._frame())
+            event = self._event(*(self._channel.arrived() or await self._frame()))
         except (Broken, wire.Malformed) as error:
             raise await self._cause(error, Phase.EXEC) from error
         self._ended = isinstance(event, Exited)
@@ -92,8 +93,7 @@ class GuestExecution:
         # Not before the slack from now: a slow reader may have held up the frames itself.
         patience = max(self._end_by - time.monotonic(), GUEST_SLACK_SECONDS)
         try:
-            async with asyncio.timeout(patience):
-                return await self._channel.frame()
+            return await self._channel.frame(patience)
         except TimeoutError as error:
             raise wire.Malformed("a command did not end after its timeout") from error
 
@@ -111,6 +111,17 @@ class GuestExecution:
         raise wire.Malformed(f"frame {kind} of {len(payload)} bytes is out of place")
 
     def _output(self, kind: int, payload: bytes) -> Event:
+        """What there is of one stream in a row, as one event: each costs more than a copy of its bytes."""
+        (begin,) = wire.OFFSET.unpack_from(payload)
+        pieces = [self._piece(kind, payload)]
+        size = len(pieces[0])
+        while size < PIECES_BYTES and (more := self._channel.arrived_output(kind, begin + size)) is not None:
+            pieces.append(self._piece(kind, more))
+            size += len(pieces[-1])
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return Stdout(data, begin) if kind == wire.STDOUT else Stderr(data, begin)
+
+    def _piece(self, kind: int, payload: bytes) -> bytes:
         (offset,) = wire.OFFSET.unpack_from(payload)
         expected = self._offsets[kind]
         if offset > expected and (self._id or kind in self._uncut):
@@ -122,7 +133,7 @@ class GuestExecution:
         self._room -= len(data)
         if self._room < 0 or self._offsets[kind] > wire.LARGEST:
             raise wire.Malformed("more output than the command's limit")
-        return Stdout(data, offset) if kind == wire.STDOUT else Stderr(data, offset)
+        return data
 
     def _exited(self, payload: bytes) -> Event:
         reason, code, number, wall, cpu = wire.EXITED_FIELDS.unpack_from(payload)

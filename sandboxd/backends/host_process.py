@@ -167,7 +167,7 @@ class HostProcess:
             process = self._start()
         except OSError as error:
             code = 127 if isinstance(error, FileNotFoundError | NotADirectoryError) else 126
-            name = os.fsdecode(self._command.argv[0])
+            name = self._command.argv[0].decode(errors="replace")
             await queue.put(
                 Exited(ExitReason.NOT_STARTED, exit_code=code, detail=f"{name}: {error.strerror}")
             )

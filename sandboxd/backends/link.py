@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from sandboxd.errors import BackendUnavailable
+from sandboxd.gate import Gate
 
 # The launcher answers in milliseconds, after what was asked before; a copy takes as long as its files.
 ASK_SECONDS, COPY_SECONDS = 30.0, 3600.0
@@ -25,6 +26,7 @@ class Link:
         self._answer_seconds = answer_seconds
         self._reader = reader
         self._writer = writer
+        self._gate = Gate()
         self._count = 0
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.lost: dict[str, asyncio.Future[str]] = {}
@@ -55,6 +57,8 @@ class Link:
     async def _listen(self) -> None:
         try:
             while line := await self._reader.readline():
+                # What has come at once is there without waiting, and each answer wakes a sandbox's start.
+                await self._gate.passed()
                 self._heard(json.loads(line))
         except ConnectionError:
             pass

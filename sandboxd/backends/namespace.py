@@ -12,6 +12,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from sandboxd import stopwatch
 from sandboxd.backends import launching
 from sandboxd.backends.connection import GuestConnection
 from sandboxd.backends.link import Link
@@ -114,6 +115,7 @@ class NamespaceBackend:
         try:
             with step("create"):
                 await self._order(link, sandbox_id, template, image)
+            stopwatch.enter(Phase.READY)
             connection = GuestConnection(sandbox_id, self._socket(sandbox_id), template, lost=lost)
             with step("ready"):
                 await connection.ping()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import PoolOptions, acquire, all_at_once, noting_failures, own_daemon, run_command
+from sandboxd.bench.session import PoolOptions, Target, all_at_once, noting_failures, run_command, session
 from sandboxd.client import Box
 
 LIMITS = {
@@ -40,8 +40,7 @@ class Options:
     """
 
     count: int
-    backend: str
-    image: str | None = None
+    target: Target = field(default_factory=Target)
     bombs: int = 10
     callers: int = 4
     seconds: float = 10.0
@@ -49,16 +48,16 @@ class Options:
 
 async def run(options: Options) -> Result:
     """Measures on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
-    result = Result("bombs", options.backend, options.count)
+    result = Result("bombs", options.target.name, options.count)
     wanted = options.count + options.bombs
-    pool = PoolOptions(options.backend, options.image, wanted, warm=wanted, limits=LIMITS)
-    async with own_daemon(pool, result) as client:
-        boxes = [await acquire(client) for _ in range(wanted)]
+    pool = PoolOptions(wanted, warm=wanted, limits=LIMITS)
+    async with session(options.target, pool, result) as opened:
+        boxes = [await opened.acquire() for _ in range(wanted)]
         bombs, others = boxes[: options.bombs], boxes[options.bombs :]
         began = time.perf_counter()
         await _work(others, "exec", options, result)
         # Docker does not bound the disk: that bomb would fill the host's.
-        kinds = [kind for kind in BOMBS if kind != "disk" or options.backend != "docker"]
+        kinds = [kind for kind in BOMBS if kind != "disk" or options.target.backend != "docker"]
         storm = [
             asyncio.create_task(_explode(box, kinds[number % len(kinds)], options, result))
             for number, box in enumerate(bombs)

@@ -19,7 +19,7 @@ from sandboxd.bench.audit import Snapshot
 from sandboxd.bench.holder import holder
 from sandboxd.bench.mortal import Mortal
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import POOL, all_at_once
+from sandboxd.bench.session import POOL, Target, all_at_once
 from sandboxd.child import toml_value
 from sandboxd.client import Box, Client
 from sandboxd.errors import SandboxdError
@@ -42,8 +42,7 @@ class Options:
     """
 
     count: int
-    backend: str
-    image: str | None = None
+    target: Target = field(default_factory=Target)
     seed: int = 0
     kills: int = 5
     held: int = 100
@@ -56,14 +55,16 @@ class Options:
             f"faults = {toml_value(list(FAULTS))}",
             f"fault_seed = {self.seed}",
             f"[pools.{POOL}]",
-            f"backend = {toml_value(self.backend)}",
+            f"backend = {toml_value(self.target.backend)}",
             f"warm = {self.warm}",
             f"size_limit = {self.size + self.held}",
             f"waiting_limit = {2 * (self.count + self.held)}",
             f"start_timeout_seconds = {START_TIMEOUT_SECONDS}",
         ]
-        if self.image:
-            lines.append(f"image = {toml_value(self.image)}")
+        if self.target.image:
+            lines.append(f"image = {toml_value(self.target.image)}")
+        if self.target.runtime:
+            lines.append(f"runtime = {toml_value(self.target.runtime)}")
         return "\n".join(lines) + "\n"
 
 
@@ -87,7 +88,7 @@ class Course:
 
 async def run(options: Options) -> Result:
     """Plays on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
-    result, course = Result("chaos", options.backend, options.count), Course()
+    result, course = Result("chaos", options.target.name, options.count), Course()
     with tempfile.TemporaryDirectory(prefix="sandboxd-bench-") as name:
         directory = Path(name)
         config = directory / "bench.toml"
@@ -136,7 +137,7 @@ async def _trouble(daemon: Mortal, options: Options, course: Course, dies: Calla
             await daemon.start()
         elif kind == "client":
             dies()
-        elif options.backend == "namespace":
+        elif options.target.backend == "namespace":
             await daemon.kill_launcher()
         course.kills.append(kind)
 

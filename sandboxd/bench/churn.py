@@ -2,80 +2,66 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from sandboxd.bench import load
+from sandboxd.bench.plan import Plan
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import (
-    POOL,
-    PoolOptions,
-    acquire,
-    all_at_once,
-    noting_failures,
-    own_daemon,
-    run_command,
-)
-from sandboxd.client import Client
-
-LOOK_SECONDS = 0.5
+from sandboxd.bench.session import PoolOptions, Session, Target, run_command, session
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`callers` at once for `seconds`, on a pool that keeps `warm` sandboxes ready."""
+    """`callers` at once for `seconds`, on a pool that keeps `warm` sandboxes ready (a running daemon's keeps
+    what it keeps); the callers are spread over `clients` processes.
+    """
 
-    backend: str
-    image: str | None = None
+    target: Target = field(default_factory=Target)
     callers: int = 8
     warm: int = 64
     seconds: float = 10.0
     start_limit: int | None = None
+    clients: int = 1
 
 
 async def run(options: Options) -> Result:
-    """Measures on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
-    result = Result("churn", options.backend, 0)
-    result.samples = {"ready": [], "acquire": [], "exec": [], "release": []}
+    """Raises BackendUnavailable when the daemon cannot be started or reached."""
+    result = Result("churn", options.target.name, 0)
+    there = options.target.address is not None
     pool = PoolOptions(
-        options.backend,
-        options.image,
-        options.warm + options.callers,
-        warm=options.warm,
+        options.callers if there else options.warm + options.callers,
+        warm=0 if there else options.warm,
         start_limit=options.start_limit,
     )
-    async with own_daemon(pool, result) as client:
-        levels: list[int] = []
-        looking = asyncio.create_task(_look(client, levels))
-        try:
-            await _turn(client, options, result)
-        finally:
-            looking.cancel()
-            await asyncio.wait([looking])
-        mean = sum(levels) / len(levels) if levels else None
-        level = {"target": options.warm, "mean": mean, "least": min(levels, default=None)}
-        result.more = {"callers": options.callers, "warm_level": level}
-    result.count = result.successes + len(result.failures)
+    async with session(options.target, pool, result) as opened:
+        target = (await opened.stats()).warm_target
+        visits = Plan(
+            opened.client.address,
+            opened.pool,
+            opened.label,
+            callers=options.callers,
+            seconds=options.seconds,
+        )
+        done, readings = await load.put(opened, visits, min(options.clients, options.callers))
+    load.note(done, readings, result)
+    result.samples["release"] = [
+        visit.released - visit.done
+        for visit in done.visits
+        if visit.released is not None and visit.done is not None
+    ]
+    levels = [reading.warm for reading in readings.taken]
+    mean = sum(levels) / len(levels) if levels else None
+    level = {"target": target, "mean": mean, "least": min(levels, default=None)}
+    result.more |= {"callers": options.callers, "warm_level": level}
+    result.count = len(done.visits)
     return result
 
 
-async def _turn(client: Client, options: Options, result: Result) -> None:
-    begin = time.perf_counter()
-    end = begin + options.seconds
-
-    async def caller(_: int) -> None:
-        while time.perf_counter() < end:
-            with noting_failures(result):
-                await cycle(client, result)
-
-    await all_at_once(range(options.callers), caller)
-    result.wall = time.perf_counter() - begin
-
-
-async def cycle(client: Client, result: Result) -> None:
+async def cycle(opened: Session, result: Result) -> None:
     """Acquires a sandbox, runs a command and releases it, each timed."""
     times = [time.perf_counter()]
-    async with acquire(client) as box:
+    async with opened.acquire() as box:
         times.append(time.perf_counter())
         end = await run_command(box)
         times.append(time.perf_counter())
@@ -86,10 +72,3 @@ async def cycle(client: Client, result: Result) -> None:
     result.add("ready", times[2] - times[0])
     for name, began, done in zip(("acquire", "exec", "release"), times[:-1], times[1:], strict=True):
         result.add(name, done - began)
-
-
-async def _look(client: Client, levels: list[int]) -> None:
-    """Notes how many sandboxes are warm, twice a second."""
-    while True:
-        levels.append((await client.get_pool(POOL)).warm)
-        await asyncio.sleep(LOOK_SECONDS)

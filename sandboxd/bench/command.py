@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
-from sandboxd.bench.processes import Usage, daemon_pid, state_directory
+from sandboxd.bench.processes import Usage, serving_pid
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import PoolOptions, acquire, all_at_once, noting_failures, own_daemon, run_command
+from sandboxd.bench.session import PoolOptions, Target, all_at_once, noting_failures, run_command, session
 from sandboxd.client import Box, Client
 from sandboxd.types import Exited, Stdout
 
@@ -24,23 +24,22 @@ class Options:
     `output_bytes` through one command and through `streams` at once, in all."""
 
     count: int
-    backend: str
-    image: str | None = None
+    target: Target = field(default_factory=Target)
     concurrency: int = 64
     streams: int = 32
     output_bytes: int = 200 * MEGABYTE
 
 
 async def run(options: Options) -> Result:
-    """Measures on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
-    result = Result("exec", options.backend, options.count)
+    """Raises BackendUnavailable when the daemon cannot be started or reached."""
+    result = Result("exec", options.target.name, options.count)
     boxes_wanted = max(options.concurrency, options.streams)
-    pool = PoolOptions(options.backend, options.image, boxes_wanted, warm=boxes_wanted)
-    async with own_daemon(pool, result) as client:
-        boxes = [await acquire(client) for _ in range(boxes_wanted)]
+    pool = PoolOptions(boxes_wanted, warm=boxes_wanted)
+    async with session(options.target, pool, result) as opened:
+        boxes = [await opened.acquire() for _ in range(boxes_wanted)]
         await _one_at_a_time(boxes[0], options, result)
         await _many_at_once(boxes[: options.concurrency], options, result)
-        await _output(client, boxes[: options.streams], options, result)
+        await _output(opened.client, boxes[: options.streams], options, result)
         await all_at_once(boxes, lambda box: box.release())
     return result
 
@@ -106,8 +105,6 @@ async def _print(size: int, result: Result, box: Box) -> None:
 
 
 def _daemon_memory(client: Client) -> int | None:
-    """Resident bytes of the daemon; None where its lock file does not tell which process it is."""
-    try:
-        return Usage.of(daemon_pid(state_directory(client.address))).rss_bytes
-    except (OSError, ValueError):
-        return None
+    """Resident bytes of the daemon; None where it is no process of this host that can be looked at."""
+    pid = serving_pid(client.address)
+    return None if pid is None else Usage.of(pid).rss_bytes

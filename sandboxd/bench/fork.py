@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import PoolOptions, acquire, all_at_once, noting_failures, own_daemon, run_command
+from sandboxd.bench.session import PoolOptions, Target, all_at_once, noting_failures, run_command, session
 from sandboxd.client import Box
 
 MEGABYTE = 1_000_000
@@ -23,22 +23,21 @@ WORK_SECONDS = 600.0
 class Options:
     """`count` forks at once of a sandbox with `megabytes` in one file, `rounds` times over."""
 
-    backend: str
-    image: str | None = None
+    target: Target = field(default_factory=Target)
     count: int = 8
     megabytes: int = 1
     rounds: int = 5
 
 
 async def run(options: Options) -> Result:
-    """Measures on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
-    result = Result("fork", options.backend, options.count * options.rounds)
+    """Raises BackendUnavailable when the daemon cannot be started or reached."""
+    result = Result("fork", options.target.name, options.count * options.rounds)
     result.samples = {"ready": [], "exec": []}
     limits = {"memory_bytes": MEMORY_BYTES}
-    pool = PoolOptions(options.backend, options.image, options.count + 1, limits=limits)
+    pool = PoolOptions(options.count + 1, limits=limits)
     copies: list[float] = []
     forks: list[float] = []
-    async with own_daemon(pool, result) as client, acquire(client) as box:
+    async with session(options.target, pool, result) as opened, opened.acquire() as box:
         await _work(box, FILL, str(options.megabytes * MEGABYTE))
         for _ in range(options.rounds):
             copies.append(await _work(box, COPY))

@@ -29,7 +29,13 @@ async def asked_meanwhile(address: str, result: Result) -> AsyncIterator[None]:
     """While the block runs, the daemon is asked; `result` then has `health_s` and `health`."""
     command = [sys.executable, "-m", "sandboxd.bench.health", address]
     process = await asyncio.to_thread(
-        subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        subprocess.Popen,
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Ctrl-C is for the bench, which ends it.
+        process_group=0,
     )
     try:
         if process.stdout is None:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sandboxd.bench.phases import PHASES
 from sandboxd.bench.result import Result, quantiles
 
 FAILURES_SHOWN = 5
@@ -24,38 +25,124 @@ MEANING = {
     "fill": "a pool filled",
     "health": "health check meanwhile",
 }
+PHASE_MEANING = {
+    "queue": "in the queue",
+    "retry": "attempts that failed",
+    "pull": "image pulled",
+    "create": "created",
+    "start": "started",
+    "ready": "until it answers",
+    "setup": "set up",
+    "exec": "first command",
+}
 SHOWN = ("p50", "p90", "p99", "max")
+GIGABYTE = 1e9
+# Of all processors: with less of them taken by others a measurement is the daemon's own.
+BUSY_BEFORE = 0.3
+# Tables are cut to a terminal; a file or a pipe has room.
+PIPE_COLUMNS = 160
+
+
+def console() -> Console:
+    """Standard output."""
+    found = Console()
+    return found if found.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+def say(text: str) -> None:
+    """One line to standard output."""
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def busy_before(host_cpu: float) -> str:
+    """A warning where others had the host's processors before the load began; empty where they had not."""
+    if host_cpu < BUSY_BEFORE:
+        return ""
+    return (
+        f"the host was busy to {host_cpu:.0%} before the load began: other work has a part in these figures"
+    )
 
 
 def show(result: Result) -> None:
     """Prints times, failures and leaks to standard output."""
-    console = Console()
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    say(_headline(result))
-    console.print(_times(result))
-    for line in _details(result.more):
-        say(line)
-    if (starts := result.more.get("starts")) is not None:
-        console.print(_starts(starts))
+    if result.steps:
+        _show_sweep(result)
+        return
+    _show_one(result)
     if result.baseline is not None:
         say(_headline(result.baseline))
-        console.print(_times(result.baseline))
+        _print(_times(result.baseline))
         say(_comparison(result, result.baseline))
+    _show_troubles(result)
+
+
+def show_step(result: Result) -> None:
+    """One measurement of many, as soon as it is there."""
+    _show_one(result)
+    _show_troubles(result)
+
+
+def _show_one(result: Result) -> None:
+    say(_headline(result))
+    _print(_times(result))
+    more = result.more
+    if more.get("phases") is not None:
+        _print(_phases(more["phases"]))
+    for line in _details(more):
+        say(line)
+    if (starts := more.get("starts")) is not None:
+        _print(_starts(starts))
+    if (offered := more.get("arrivals")) is not None:
+        _print(_windows(offered["windows"]))
+    if more.get("readings") is not None:
+        _print(_readings(more["readings"]))
+        before = more["readings"]["before"]
+        if before is not None and (warning := busy_before(before["host_cpu"])):
+            say(warning)
+    if (clients := more.get("clients")) is not None:
+        say(clients["verdict"])
+
+
+def _show_troubles(result: Result) -> None:
     if result.leaked:
         say("left behind: " + ", ".join(f"{count} {kind}" for kind, count in result.leaked.items()))
     for failure in result.distinct_failures()[:FAILURES_SHOWN]:
         say(f"failure: {failure}")
 
 
+def _print(table: Table) -> None:
+    console().print(table)
+
+
+def _show_sweep(result: Result) -> None:
+    """A row for each burst."""
+    columns = (
+        "TARGET",
+        "AT ONCE",
+        *(f"READY {name}" for name in SHOWN),
+        "A SECOND",
+        "SERVED",
+        "RETRIES",
+        "ALIVE",
+    )
+    table = Table(*columns, box=None)
+    for step in result.steps:
+        summary = quantiles(step.samples.get("ready", []))
+        times = ["-"] * len(SHOWN) if summary is None else [f"{summary[key]:.3f} s" for key in SHOWN]
+        rate = "-" if step.rate is None else f"{step.rate:.1f}"
+        success = step.more.get("success_rate") or 0.0
+        row = (step.backend, str(step.count), *times, rate, f"{success:.1%}")
+        table.add_row(*row, str(step.more.get("retries", 0)), str(step.alive))
+    _print(table)
+
+
 def _headline(result: Result) -> str:
     rate = "" if result.rate is None else f", {result.rate:.1f}/s"
     alive = "" if result.alive is None else f", {result.alive} alive after the hold"
+    retries = f", {count} retries" if (count := result.more.get("retries")) else ""
     return (
-        f"{result.shape} on {result.backend}: {result.successes} in {result.wall:.2f} s{rate},"
-        f" {len(result.failures)} failed{alive}"
+        f"{result.shape} on {result.backend}: {result.successes} of {result.count} in {result.wall:.2f}"
+        f" s{rate}, {len(result.failures)} failed{retries}{alive}"
     )
 
 
@@ -67,6 +154,48 @@ def _times(result: Result) -> Table:
     if (health := result.more.get("health_s")) is not None:
         table.add_row(MEANING["health"], *_milliseconds(health))
     return table
+
+
+def _phases(phases: dict[str, dict[str, float]]) -> Table:
+    """Those that took any time."""
+    table = Table("PHASE", *SHOWN, "mean", box=None)
+    for name in PHASES:
+        times = phases[name]
+        if times["max"] > 0:
+            table.add_row(PHASE_MEANING[name], *_milliseconds(times), f"{times['mean'] * 1e3:.2f} ms")
+    return table
+
+
+def _windows(windows: list[dict[str, Any]]) -> Table:
+    table = Table("SECONDS", "OFFERED/S", "SERVED/S", "READY p50", "READY p99", "FAILED", box=None)
+    for window in windows:
+        ready = window["ready_s"]
+        times = (
+            ("-", "-") if ready is None else (f"{ready['p50'] * 1e3:.1f} ms", f"{ready['p99'] * 1e3:.1f} ms")
+        )
+        span = f"{window['from_s']:g} to {window['to_s']:g}"
+        rates = (f"{window['offered_per_s']:.1f}", f"{window['served_per_s']:.1f}")
+        table.add_row(span, *rates, *times, str(window["failed"]))
+    return table
+
+
+def _readings(readings: dict[str, Any]) -> Table:
+    table = Table("", "HOST CPU", "MEMORY LEFT", "PIDS", "FDS", "DAEMON CPU", "MEMORY", "FDS", box=None)
+    for name in ("before", "peak", "after"):
+        if (one := readings[name]) is not None:
+            left = f"{one['memory_available_bytes'] / GIGABYTE:.2f} GB"
+            host = (f"{one['host_cpu']:.0%}", left, str(one["host_pids"]), str(one["host_fds"]))
+            table.add_row(name, *host, *_daemon(one))
+    return table
+
+
+def _daemon(one: dict[str, Any]) -> tuple[str, str, str]:
+    cpu, memory, fds = one["daemon_cpu"], one["daemon_rss_bytes"], one["daemon_fds"]
+    return (
+        "-" if cpu is None else f"{cpu:.0%}",
+        "-" if memory is None else f"{memory / 1e6:.0f} MB",
+        "-" if fds is None else str(fds),
+    )
 
 
 def _starts(starts: dict[str, Any]) -> Table:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sandboxd.bench.churn import cycle
-from sandboxd.bench.processes import Usage, daemon_pid, launcher_pid, state_directory
+from sandboxd.bench.processes import Usage, launcher_pid, state_directory
 from sandboxd.bench.result import Result, quantiles
-from sandboxd.bench.session import POOL, PoolOptions, all_at_once, noting_failures, own_daemon
-from sandboxd.client import Client
+from sandboxd.bench.session import PoolOptions, Session, Target, all_at_once, noting_failures, session
+from sandboxd.config import ConfigError
 from sandboxd.errors import BackendUnavailable
 
 LOOKS = 100
@@ -32,8 +31,7 @@ LATENCY_CYCLES = 10_000
 class Options:
     """`cycles` in all, by `callers` at once, on a pool that keeps `warm` sandboxes ready."""
 
-    backend: str
-    image: str | None = None
+    target: Target = field(default_factory=Target)
     cycles: int = 100_000
     callers: int = 16
     warm: int = 16
@@ -65,24 +63,33 @@ LATENCY_BOUNDS = {"p50_s": Bound(0.005, 0.5), "p99_s": Bound(0.01, 1.0)}
 
 
 async def run(options: Options) -> Result:
-    """Measures on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
-    result = Result("soak", options.backend, options.cycles)
+    """Raises BackendUnavailable when the daemon cannot be started or reached."""
+    result = Result("soak", options.target.name, options.cycles)
     result.samples = {"ready": [], "acquire": [], "exec": [], "release": []}
-    pool = PoolOptions(options.backend, options.image, options.warm + options.callers, warm=options.warm)
+    there = options.target.address is not None
+    pool = PoolOptions(
+        options.callers if there else options.warm + options.callers, warm=0 if there else options.warm
+    )
     looks: list[dict[str, float]] = []
-    async with own_daemon(pool, result) as client:
-        launcher = await asyncio.to_thread(launcher_pid, state_directory(client.address))
+    async with session(options.target, pool, result) as opened:
+        daemon, address = opened.daemon_pid(), opened.client.address
+        if daemon is None:
+            raise ConfigError(
+                f"bench soak --address {address}: a soak looks at the daemon's process; run it where that is,"
+                " as its user, by its unix: address"
+            )
+        launcher = await asyncio.to_thread(launcher_pid, state_directory(address))
         done = 0
         while done < options.cycles:
             count = min(options.every, options.cycles - done)
             begin, had = time.perf_counter(), len(result.samples["ready"])
-            await _turn(client, count, options.callers, result)
+            await _turn(opened, count, options.callers, result)
             result.wall += time.perf_counter() - begin
             done += count
-            await _rest(client)
+            await _rest(opened)
             latency = quantiles(result.samples["ready"][had:]) or {"p50": 0.0, "p99": 0.0}
             look = {"cycles": done, "p50_s": latency["p50"], "p99_s": latency["p99"]}
-            looks.append(look | await asyncio.to_thread(_look, state_directory(client.address), launcher))
+            looks.append(look | await asyncio.to_thread(_look, daemon, launcher))
     growth = growth_of(looks, options)
     result.failures += _beyond(growth)
     result.more["soak"] = {
@@ -94,7 +101,7 @@ async def run(options: Options) -> Result:
     return result
 
 
-async def _turn(client: Client, count: int, callers: int, result: Result) -> None:
+async def _turn(opened: Session, count: int, callers: int, result: Result) -> None:
     left = count
 
     async def caller(_: int) -> None:
@@ -102,15 +109,15 @@ async def _turn(client: Client, count: int, callers: int, result: Result) -> Non
         while left > 0:
             left -= 1
             with noting_failures(result):
-                await cycle(client, result)
+                await cycle(opened, result)
 
     await all_at_once(range(callers), caller)
 
 
-async def _rest(client: Client) -> None:
+async def _rest(opened: Session) -> None:
     deadline = time.monotonic() + REST_SECONDS
     while True:
-        stats = await client.get_pool(POOL)
+        stats = await opened.stats()
         if not (stats.active or stats.deleting or stats.starting) and stats.warm == stats.warm_target:
             return
         if time.monotonic() > deadline:
@@ -118,8 +125,10 @@ async def _rest(client: Client) -> None:
         await asyncio.sleep(REST_PAUSE_SECONDS)
 
 
-def _look(state: Path, launcher: int | None) -> dict[str, float]:
-    found = {f"daemon_{key}": value for key, value in asdict(Usage.of(daemon_pid(state))).items()}
+def _look(daemon: int, launcher: int | None) -> dict[str, float]:
+    found = {f"daemon_{key}": value for key, value in asdict(Usage.of(daemon)).items()}
+    # What it used grows with the work.
+    del found["daemon_cpu_seconds"]
     if launcher is not None:
         usage = Usage.of(launcher)
         found |= {"launcher_rss_bytes": usage.rss_bytes, "launcher_fds": usage.fds}

@@ -7,10 +7,10 @@ import contextlib
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import ACQUIRE_TIMEOUT_SECONDS, POOL, PoolOptions, own_daemon
+from sandboxd.bench.session import ACQUIRE_TIMEOUT_SECONDS, POOL, PoolOptions, Target, session
 from sandboxd.client import Client
 from sandboxd.errors import BackendUnavailable
 from sandboxd.types import PoolStats
@@ -26,8 +26,7 @@ class Options:
     """
 
     count: int
-    backend: str
-    image: str | None = None
+    target: Target = field(default_factory=Target)
     limits: Sequence[int] = LIMITS
     rounds: int = 3
 
@@ -35,7 +34,7 @@ class Options:
 async def run(options: Options) -> Result:
     """Raises BackendUnavailable when a daemon cannot be started or a pool not be filled."""
     limits = [*options.limits, None]
-    result = Result("starts", options.backend, options.rounds * len(limits))
+    result = Result("starts", options.target.name, options.rounds * len(limits))
     rates: dict[int | None, list[float]] = {limit: [] for limit in limits}
     found: list[int] = []
     parts = []
@@ -43,9 +42,10 @@ async def run(options: Options) -> Result:
         clients = {}
         for limit in limits:
             # One is there before: what the first start alone costs is not what is measured.
-            pool = PoolOptions(options.backend, options.image, options.count + 1, warm=1, start_limit=limit)
+            pool = PoolOptions(options.count + 1, warm=1, start_limit=limit)
             parts.append(Result(result.shape, result.backend, result.count))
-            clients[limit] = await stack.enter_async_context(own_daemon(pool, parts[-1]))
+            opened = await stack.enter_async_context(session(options.target, pool, parts[-1]))
+            clients[limit] = opened.client
         # In turn, so that a host that is busy for a while is so for all of them.
         for _ in range(options.rounds):
             for limit, client in clients.items():

@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 from opentelemetry.sdk.trace import TracerProvider
 
-from sandboxd.bench.processes import daemon_pid, state_directory
 from sandboxd.bench.result import Result
-from sandboxd.bench.session import PoolOptions, acquire, noting_failures, own_daemon, run_command
-from sandboxd.client import Box, Client
+from sandboxd.bench.session import PoolOptions, Session, Target, noting_failures, run_command, session
+from sandboxd.client import Box
+from sandboxd.errors import BackendUnavailable
 
 WARM_UP_COMMANDS = 100
 SIGNALS = {"trace": "TraceService", "metrics": "MetricsService", "logs": "LogsService"}
@@ -29,8 +29,7 @@ OFF = {"OTEL_SDK_DISABLED": "true"}
 class Options:
     """`count` commands a turn, one after the other, `rounds` turns of each daemon."""
 
-    backend: str
-    image: str | None = None
+    target: Target
     count: int = 100
     rounds: int = 50
 
@@ -47,11 +46,12 @@ class _Side:
 
 async def run(options: Options) -> Result:
     """Measures on two daemons of its own. Raises BackendUnavailable when one cannot be started."""
-    result = Result("telemetry", options.backend, 2 * options.count * options.rounds)
-    pool = PoolOptions(options.backend, options.image, 1, warm=1)
+    result = Result("telemetry", options.target.name, options.count * options.rounds)
     async with _collector() as (address, sent):
         on = {"OTEL_SDK_DISABLED": "false", "OTEL_EXPORTER_OTLP_ENDPOINT": address}
-        async with own_daemon(pool, result, on) as told, own_daemon(pool, result, OFF) as silent:
+        pools = [PoolOptions(1, warm=1, variables=variables) for variables in (on, OFF)]
+        both = [session(options.target, pool, result) for pool in pools]
+        async with both[0] as told, both[1] as silent:
             sides = [await _side("off", silent), await _side("on", told)]
             begin = time.perf_counter()
             # As of a rollout that is traced; the daemon that tells nothing is sent the same.
@@ -67,11 +67,14 @@ async def run(options: Options) -> Result:
     return result
 
 
-async def _side(name: str, client: Client) -> _Side:
-    box = await acquire(client)
+async def _side(name: str, opened: Session) -> _Side:
+    box = await opened.acquire()
     for _ in range(WARM_UP_COMMANDS):
         await run_command(box)
-    return _Side(name, await asyncio.to_thread(daemon_pid, state_directory(client.address)), box)
+    pid = await asyncio.to_thread(opened.daemon_pid)
+    if pid is None:
+        raise BackendUnavailable("the daemon's process cannot be told")
+    return _Side(name, pid, box)
 
 
 async def _turn(side: _Side, count: int, result: Result) -> None:

@@ -12,12 +12,14 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { NOT_ON_PATH = -1, STOPPED = -2 };
 enum { STACK_BYTES = 64 << 10, GUARD_BYTES = 64 << 10 };
-/* From its copy to its program a child takes a fraction of a millisecond; see `follow`. */
-enum { BEGIN_MILLISECONDS = 2000 };
+/* From its copy to its program a child takes a fraction of a millisecond, and on a busy host longer than any
+ * number says; after so long it is asked whether it was stopped. See `follow`. */
+enum { ASK_MILLISECONDS = 500 };
 static const char OOM_SCORE[] = "500";
 
 bool spawner_open(struct spawner *spawner, int oom_score_fd) {
@@ -197,16 +199,22 @@ static void set_oom_score(const struct spawner *spawner, const char *score) {
         return; /* The host may not let it be raised; then they die by size. */
 }
 
+static bool is_stopped(pid_t pid) {
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
 /* Waits until the child has a memory of its own: `heard` ends when its program begins, or when it has ended.
  * Returns 0, or why there is no program. A command may stop every process in the sandbox, a child on its way
- * among them, and this one must not wait for it for ever. */
+ * among them, and this one must not wait for it for ever; for one that only waits for a processor it does. */
 static int follow(pid_t pid, int heard) {
     struct pollfd end = {.fd = heard, .events = POLLIN};
     int why = 0;
-    if (poll(&end, 1, BEGIN_MILLISECONDS) == 0) {
-        kill(pid, SIGKILL);
-        why = STOPPED;
-    }
+    while (poll(&end, 1, ASK_MILLISECONDS) == 0 && why == 0)
+        if (is_stopped(pid)) {
+            kill(pid, SIGKILL);
+            why = STOPPED;
+        }
     for (int told;;) {
         ssize_t count = read(heard, &told, sizeof told);
         if (count == 0)

@@ -27,7 +27,7 @@ POOL_STATE_DRAINING: PoolState
 POOL_STATE_UNAVAILABLE: PoolState
 
 class Sandbox(_message.Message):
-    __slots__ = ("name", "pool", "state", "create_time", "expire_time", "labels", "ttl")
+    __slots__ = ("name", "pool", "state", "create_time", "expire_time", "labels", "ttl", "start_phases")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Sandbox.State]
@@ -58,6 +58,7 @@ class Sandbox(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
+    START_PHASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     state: Sandbox.State
@@ -65,7 +66,26 @@ class Sandbox(_message.Message):
     expire_time: _timestamp_pb2.Timestamp
     labels: _containers.ScalarMap[str, str]
     ttl: _duration_pb2.Duration
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[Sandbox.State, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    start_phases: StartPhases
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[Sandbox.State, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., start_phases: _Optional[_Union[StartPhases, _Mapping]] = ...) -> None: ...
+
+class StartPhases(_message.Message):
+    __slots__ = ("attempt_count", "retry_duration", "pull_duration", "create_duration", "start_duration", "ready_duration", "setup_duration")
+    ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DURATION_FIELD_NUMBER: _ClassVar[int]
+    PULL_DURATION_FIELD_NUMBER: _ClassVar[int]
+    CREATE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    START_DURATION_FIELD_NUMBER: _ClassVar[int]
+    READY_DURATION_FIELD_NUMBER: _ClassVar[int]
+    SETUP_DURATION_FIELD_NUMBER: _ClassVar[int]
+    attempt_count: int
+    retry_duration: _duration_pb2.Duration
+    pull_duration: _duration_pb2.Duration
+    create_duration: _duration_pb2.Duration
+    start_duration: _duration_pb2.Duration
+    ready_duration: _duration_pb2.Duration
+    setup_duration: _duration_pb2.Duration
+    def __init__(self, attempt_count: _Optional[int] = ..., retry_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pull_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., create_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., start_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ready_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., setup_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AcquireSandboxRequest(_message.Message):
     __slots__ = ("pool", "ttl", "labels", "request_id", "priority", "tenant")

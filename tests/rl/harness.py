@@ -22,8 +22,8 @@ from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
 from rl.metrics import Row
 from rl.player import Player
+from rl.policies import QueueRules, build_policy
 from rl.rollout import Limits, Rollout, Sandboxes
-from rl.staleness import WindowPolicy
 from rl.tasks import Sums, TaskSource
 from rl.types import Batch, Task
 from rl.weights import Publisher
@@ -128,6 +128,7 @@ class Rig:
     sandboxes: Sandboxes = field(default_factory=AddingSandboxes)
     code_seconds: float = 5.0
     seed: int = 0
+    rules: QueueRules = field(default_factory=QueueRules)
 
     def __post_init__(self) -> None:
         tokenizer = ByteTokenizer()
@@ -152,7 +153,7 @@ class Rig:
             directory.mkdir(exist_ok=True)
         (model / "config.json").write_text("{}")
         self.publisher = Publisher(self.trainer, self.generator, model, weights)
-        self.buffer = GroupBuffer(WindowPolicy(self.bound, self.plan.groups_per_batch))
+        self.buffer = GroupBuffer(build_policy(self.rules, self.bound, self.plan.groups_per_batch))
         parts = Parts(
             curriculum=self.curriculum,
             player=self.player,

@@ -9,7 +9,8 @@ import pytest
 
 from rl.buffer import GroupBuffer
 from rl.errors import Exhausted
-from rl.staleness import WindowPolicy
+from rl.policies import Windowed
+from rl.staleness import Slots
 from rl.types import Episode, Group, Scored, StopReason, Task, Turn, VersionSpan
 
 
@@ -24,7 +25,7 @@ def group(name: str, version: int = 0) -> Group:
     return Group(task(name), np.array([9], np.int32), (episode,))
 
 
-def filled(policy: WindowPolicy, *names: str) -> GroupBuffer:
+def filled(policy: Windowed, *names: str) -> GroupBuffer:
     buffer = GroupBuffer(policy)
     for name in names:
         buffer.finish(buffer.claim(task(name), 0), group(name))
@@ -33,7 +34,7 @@ def filled(policy: WindowPolicy, *names: str) -> GroupBuffer:
 
 def test_a_slot_stays_taken_until_the_weights_are_live() -> None:
     async def body() -> None:
-        buffer = filled(WindowPolicy(0, 2), "a", "b")
+        buffer = filled(Windowed(Slots(0, 2)), "a", "b")
         with pytest.raises(RuntimeError, match="2 ready"):
             buffer.claim(task("c"), 0)
         taken = await buffer.take(0)
@@ -51,7 +52,7 @@ def test_a_slot_stays_taken_until_the_weights_are_live() -> None:
 
 def test_a_dropped_group_frees_its_slot_at_once() -> None:
     async def body() -> None:
-        buffer = GroupBuffer(WindowPolicy(0, 1))
+        buffer = GroupBuffer(Windowed(Slots(0, 1)))
         ticket = buffer.claim(task("a"), 0)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(buffer.admitted())
@@ -66,7 +67,7 @@ def test_a_dropped_group_frees_its_slot_at_once() -> None:
 
 def test_take_wakes_when_a_batch_is_complete() -> None:
     async def body() -> None:
-        buffer = GroupBuffer(WindowPolicy(1, 2))
+        buffer = GroupBuffer(Windowed(Slots(1, 2)))
         first, second = buffer.claim(task("a"), 0), buffer.claim(task("b"), 0)
         async with asyncio.TaskGroup() as tasks:
             taking = tasks.create_task(buffer.take(0))
@@ -81,7 +82,7 @@ def test_take_wakes_when_a_batch_is_complete() -> None:
 
 def test_what_is_too_old_is_returned_and_not_trained() -> None:
     async def body() -> None:
-        buffer = filled(WindowPolicy(1, 1), "old")
+        buffer = filled(Windowed(Slots(1, 1)), "old")
         buffer.finish(buffer.claim(task("new"), 2), group("new", version=2))
         taken = await buffer.take(2)
         assert [ready.group.task.key for ready in taken.stale] == ["old"]
@@ -93,7 +94,7 @@ def test_what_is_too_old_is_returned_and_not_trained() -> None:
 
 def test_unsettled_tasks_are_those_neither_trained_nor_dropped() -> None:
     async def body() -> None:
-        buffer = filled(WindowPolicy(3, 1), "a", "b", "c")
+        buffer = filled(Windowed(Slots(3, 1)), "a", "b", "c")
         buffer.claim(task("d"), 0)
         taken = await GroupBuffer.take(buffer, 0)
         assert [t.key for t in buffer.unsettled()] == ["a", "b", "c", "d"]
@@ -107,7 +108,7 @@ def test_unsettled_tasks_are_those_neither_trained_nor_dropped() -> None:
 
 def test_a_closed_buffer_gives_its_last_batches_and_then_says_so() -> None:
     async def body() -> None:
-        buffer = filled(WindowPolicy(2, 2), "a", "b", "c")
+        buffer = filled(Windowed(Slots(2, 2)), "a", "b", "c")
         buffer.close()
         assert len((await buffer.take(0)).batch) == 2
         with pytest.raises(Exhausted, match="1 ready"):

@@ -44,6 +44,10 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("samples_per_group = 1", "samples_per_group = 1"),
         ("steps = ", "is not valid TOML"),
         ("name = '../x'", "name = '../x'"),
+        ("[queue]\nmin_samples = 9", "min_samples is 9, but samples_per_group only 8"),
+        ("[queue]\npolicy = 'in_order'\nspare_groups = 2", "2 spare_groups could never be given up"),
+        ("staleness_bound = 0\n[queue]\npolicy = 'drop_late'", "needs a staleness_bound of at least 1"),
+        ("[queue]\npolicy = 'fifo'", "'in_order', 'windowed' or 'drop_late'"),
         ("[episode]\nturn_tokens = 2000", "context_tokens must be larger than turn_tokens"),
     ],
 )

@@ -180,7 +180,7 @@ def command(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 
 def evaluate(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(**command(tmp_path, *arguments), capture_output=True, timeout=50)
+    return subprocess.run(**command(tmp_path, *arguments), capture_output=True, timeout=100)
 
 
 def test_eval_from_end_to_end(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_an_evaluation_that_waits_for_its_endpoint(tmp_path: Path) -
         with subprocess.Popen(**program, stderr=subprocess.PIPE, start_new_session=True) as process:
             assert asked.wait(40)
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=10)
+            _, told = process.communicate(timeout=30)
         let_go.set()
     assert process.returncode == 130
     assert told.splitlines()[-1].endswith("stopping")

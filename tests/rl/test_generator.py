@@ -41,7 +41,7 @@ pytestmark = [
 
 PROMPT = np.arange(5, 75, dtype=np.int32)
 LONG = Sampling(max_tokens=400)
-END_SECONDS = 10.0
+END_SECONDS = 30.0
 
 
 def write_tokenizer(directory: Path) -> Path:

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -39,73 +40,82 @@ class Target:
         return pb.ExecCommandRequest(name=self.sandbox, argv=argv, env=env, **fields)
 
 
-def acquire(stub: Any, target: Target, timeout: float | None) -> Any:
+def acquire(caller: Caller, target: Target, timeout: float | None) -> Any:
     request = pb.AcquireSandboxRequest(pool=f"pools/{target.pool}")
     request.ttl.FromSeconds(LEASE_SECONDS)
-    return stub.AcquireSandbox(request, timeout=timeout)
+    return caller.stub.AcquireSandbox(request, timeout=timeout)
 
 
-def gang(stub: Any, target: Target, timeout: float | None) -> Any:
+def gang(caller: Caller, target: Target, timeout: float | None) -> Any:
     request = pb.AcquireSandboxesRequest(pool=f"pools/{target.pool}", count=2)
     request.ttl.FromSeconds(LEASE_SECONDS)
     request.position_interval.FromMilliseconds(100)
-    return stub.AcquireSandboxes(request, timeout=timeout)
+    return caller.stub.AcquireSandboxes(request, timeout=timeout)
 
 
-def fork(stub: Any, target: Target, timeout: float | None) -> Any:
-    return stub.ForkSandbox(pb.ForkSandboxRequest(name=target.sandbox, count=2), timeout=timeout)
+def fork(caller: Caller, target: Target, timeout: float | None) -> Any:
+    return caller.stub.ForkSandbox(pb.ForkSandboxRequest(name=target.sandbox, count=2), timeout=timeout)
 
 
-def silent(stub: Any, target: Target, timeout: float | None) -> Any:
+def silent(caller: Caller, target: Target, timeout: float | None) -> Any:
     # A tree of two, of which one has left the group.
-    return stub.ExecCommand(target.command(f"setsid {HELD} & {HELD}; true"), timeout=timeout)
+    return caller.stub.ExecCommand(target.command(f"setsid {HELD} & {HELD}; true"), timeout=timeout)
 
 
-def printing(stub: Any, target: Target, timeout: float | None) -> Any:
-    return stub.ExecCommand(target.command("exec yes"), timeout=timeout)
+def printing(caller: Caller, target: Target, timeout: float | None) -> Any:
+    return caller.stub.ExecCommand(target.command("exec yes"), timeout=timeout)
 
 
-def named(stub: Any, target: Target, timeout: float | None) -> Any:
-    return stub.ExecCommand(target.command(HELD, command_id="named"), timeout=timeout)
+def named(caller: Caller, target: Target, timeout: float | None) -> Any:
+    return caller.stub.ExecCommand(target.command(HELD, command_id=_new_id()), timeout=timeout)
 
 
-def detached(stub: Any, target: Target, timeout: float | None) -> Any:
-    return stub.ExecCommand(target.command(HELD, command_id="kept", detached=True), timeout=timeout)
+def detached(caller: Caller, target: Target, timeout: float | None) -> Any:
+    return caller.stub.ExecCommand(target.command(HELD, command_id=_new_id(), detached=True), timeout=timeout)
 
 
-def run(stub: Any, target: Target, timeout: float | None) -> Any:
-    return stub.RunCommand(target.command(HELD, output_limit_bytes=1000), timeout=timeout)
+def run(caller: Caller, target: Target, timeout: float | None) -> Any:
+    return caller.stub.RunCommand(target.command(HELD, output_limit_bytes=1000), timeout=timeout)
 
 
-def unstarted(stub: Any, target: Target, timeout: float | None) -> Any:
-    return stub.InteractCommand(_said(), timeout=timeout)
+def unstarted(caller: Caller, target: Target, timeout: float | None) -> Any:
+    return caller.stub.InteractCommand(_said(caller), timeout=timeout)
 
 
-def stdin_open(stub: Any, target: Target, timeout: float | None) -> Any:
+def stdin_open(caller: Caller, target: Target, timeout: float | None) -> Any:
     start = pb.InteractCommandRequest(start=target.command("exec cat"))
-    return stub.InteractCommand(_said(start, pb.InteractCommandRequest(stdin=b"a line\n")), timeout=timeout)
+    return caller.stub.InteractCommand(
+        _said(caller, start, pb.InteractCommandRequest(stdin=b"a line\n")), timeout=timeout
+    )
 
 
-def stdin_unread(stub: Any, target: Target, timeout: float | None) -> Any:
+def stdin_unread(caller: Caller, target: Target, timeout: float | None) -> Any:
     start = pb.InteractCommandRequest(start=target.command(HELD))
     more = [pb.InteractCommandRequest(stdin=bytes(1 << 18))] * 8
-    return stub.InteractCommand(_said(start, *more), timeout=timeout)
+    return caller.stub.InteractCommand(_said(caller, start, *more), timeout=timeout)
 
 
-def terminal(stub: Any, target: Target, timeout: float | None) -> Any:
+def terminal(caller: Caller, target: Target, timeout: float | None) -> Any:
     size = pb.TerminalSize(rows=24, columns=80)
     start = pb.InteractCommandRequest(start=target.command("stty raw; exec cat", terminal=size))
-    return stub.InteractCommand(_said(start), timeout=timeout)
+    return caller.stub.InteractCommand(_said(caller, start), timeout=timeout)
 
 
-async def _said(*messages: pb.InteractCommandRequest) -> AsyncIterator[pb.InteractCommandRequest]:
-    """And nothing after it, nor an end."""
+def _new_id() -> str:
+    """Of a command: one whose call ended too soon may have begun all the same."""
+    return f"c{uuid.uuid4().hex}"
+
+
+async def _said(
+    caller: Caller, *messages: pb.InteractCommandRequest
+) -> AsyncIterator[pb.InteractCommandRequest]:
+    """And nothing after it, nor an end before the call's."""
     for message in messages:
         yield message
-    await asyncio.get_running_loop().create_future()
+    await caller.over.wait()
 
 
-CALLS: dict[str, Callable[[Any, Target, float | None], Any]] = {
+CALLS: dict[str, Callable[[Caller, Target, float | None], Any]] = {
     call.__name__: call
     for call in (
         acquire, gang, fork, silent, printing, named, detached, run, unstarted, stdin_open, stdin_unread,
@@ -119,14 +129,20 @@ class Caller:
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
-        self._stub = pb_grpc.SandboxServiceStub(self._channel)
+        self.stub = pb_grpc.SandboxServiceStub(self._channel)
         self.call: Any = None
+        self.over = asyncio.Event()
 
     async def __aenter__(self) -> Caller:
         await self.answered()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.over.set()
+        # gRPC would fall over what this still sends when its event loop is gone.
+        if (sending := getattr(self.call, "_async_request_poller", None)) is not None:
+            async with asyncio.timeout(20):
+                await asyncio.wait([sending])
         await self._channel.close()
 
     async def answered(self) -> None:
@@ -135,7 +151,7 @@ class Caller:
 
     def begin(self, name: str, target: Target, timeout: float | None = None) -> None:
         """Begins the call; its messages are not read."""
-        self.call = CALLS[name](self._stub, target, timeout)
+        self.call = CALLS[name](self, target, timeout)
 
     async def ended(self) -> grpc.StatusCode:
         """How the call ended; reads what was not read before it."""
@@ -162,7 +178,7 @@ class Victim:
         theirs.close()
 
     async def __aenter__(self) -> Victim:
-        assert await asyncio.to_thread(self._pipe.recv) == "connected"
+        assert await self._said() == "connected"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -176,11 +192,17 @@ class Victim:
     async def begin_and_hear(self, name: str, target: Target) -> None:
         """Returns when the daemon has taken the call."""
         self._pipe.send((name, target, True))
-        assert await asyncio.to_thread(self._pipe.recv) == "answered"
+        assert await self._said() == "answered"
+
+    async def _said(self) -> object:
+        # A thread that waits for ever would keep the whole run from ending.
+        assert await asyncio.to_thread(self._pipe.poll, 40), "the victim says nothing"
+        return self._pipe.recv()
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.join()
+        self._process.join(40)
+        assert self._process.exitcode is not None, "the victim does not die"
 
 
 def _be_killed(address: str, pipe: Connection) -> None:
@@ -215,7 +237,7 @@ class Relay:
         self.cut()
         self._server.close()
         self.go_on()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while self._writers:
                 await asyncio.sleep(0.01)
         self._socket.unlink()

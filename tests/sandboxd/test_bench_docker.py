@@ -48,6 +48,11 @@ def test_the_baseline_does_the_same_work_on_the_bare_sdk(
     assert not any(result["leaked"].values())
     baseline = result["baseline"]
     assert (baseline["backend"], baseline["shape"], baseline["failed"]) == ("docker-sdk", shape, 0)
+    if shape == "burst":
+        for phase in ("create", "start", "exec"):
+            assert result["phases"][phase]["max"] > 0 < baseline["phases"][phase]["max"]
+        assert result["phases"]["ready"]["max"] > 0
+        assert (baseline["alive_after_hold"], baseline["leaked"]) == (2, {"containers": 0})
     assert set(baseline["exec_s" if shape == "exec" else "ready_s"]) == QUANTILES
     assert containers() == []
 

@@ -242,13 +242,16 @@ class Crashes(RuleBasedStateMachine):
         if name is None:
             return
         daemon = self.daemon
-        daemon.pool.release(name)
+        self._run(self._release(name))
         # Not heard of, it may still be leased until its time runs out.
         self.ended[name] = SandboxNotFound if not daemon.life.over else (SandboxdError,)
         self._run(self._after())
         if daemon.life.over and self._leased(name):
             del self.ended[name]
             self.held[request] = name
+
+    async def _release(self, name: str) -> None:
+        self.daemon.pool.release(name)
 
     @rule()
     def all_are_leased_and_one_comes_back(self) -> None:

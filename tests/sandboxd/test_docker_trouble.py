@@ -99,7 +99,7 @@ async def test_an_engine_that_is_stopped_and_started(tmp_path: Path, docker_pyth
         begin = time.monotonic()
         with pytest.raises(errors.BackendUnavailable, match="no Docker Engine answers"):
             await t.pool.acquire(timeout=30)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
         t.pool.release(held[0].id)
         await t.proxy.start()
         await t.until(lambda stats: stats.state is PoolState.OK and stats.warm == 2 and not stats.deleting)
@@ -119,7 +119,7 @@ async def test_an_engine_that_is_hung_and_goes_on(tmp_path: Path, docker_python_
         for one in waiting:
             with pytest.raises(errors.BackendUnavailable, match="gave no answer"):
                 await one
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 30
         assert t.pool.stats().state is PoolState.UNAVAILABLE
         t.proxy.go_on()
         await t.until(lambda stats: stats.state is PoolState.OK and stats.warm == 1)
@@ -162,15 +162,15 @@ async def test_no_call_waits_for_ever_for_an_engine_that_is_silent(tmp_path: Pat
         # Whoever connects waits in its queue: nobody takes them out.
         listening.bind(str(tmp_path / "silent.sock"))
         listening.listen(8)
-        silent = Engine(f"unix://{tmp_path}/silent.sock", call_seconds=1.0)
+        silent = Engine(f"unix://{tmp_path}/silent.sock", call_seconds=0.4)
         async with asyncio.timeout(20):
             with pytest.raises(errors.BackendUnavailable, match="no Docker Engine at"):
                 await silent.open()
             with pytest.raises(errors.BackendUnavailable, match=r"gave no answer within 0\.2 s"):
                 await silent.ping(0.2)
-            with pytest.raises(errors.BackendUnavailable, match="gave no answer within 1 s"):
+            with pytest.raises(errors.BackendUnavailable, match=r"gave no answer within 0\.4 s"):
                 await silent.stream("/containers/x/attach")
-            with pytest.raises(errors.BackendUnavailable, match="gave no answer within 1 s"):
+            with pytest.raises(errors.BackendUnavailable, match=r"gave no answer within 0\.4 s"):
                 await silent.wait_ended("x")
         silent.close()
 

@@ -1,7 +1,8 @@
 """What is left when a call ends before it was answered: a table of the phases it was in and of its ends.
 
 Calls go through the door of daemons in processes of their own, one for each backend and fault that holds a
-phase open; each cell of the table has a pool, or a sandbox, of its own.
+phase open. Each cell of the table has a pool of its own; those of one daemon are played a few at a time when
+the first of them is asked for, and each is then a test.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ SLOW_SECONDS = 3
 FAULTS = ("", *(f"slow {phase} 1 {SLOW_SECONDS}" for phase in ("pull", "create", "ready")))
 # Each is tried until the phase was reached before it was over.
 DEADLINES = (0.4, 2.0, 10.0)
+# Most of a cell is waiting.
+CELLS_AT_ONCE = 5
 BACKENDS = ("fake", "namespace")
 Count = Callable[[PoolStats], bool]
 
@@ -38,7 +41,7 @@ Count = Callable[[PoolStats], bool]
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A call in one phase. `pool` are the settings of its cells' pools, `there` tells from its counts that
-    it is in the phase; without them it is a command's, in a pool of all.
+    it is in the phase; without them it is a command's, in pools that keep nothing.
 
     `held`: its caller, or someone else, has a sandbox of the pool before. `lasting`: what it began goes on
     without it for a while. `frozen`: the sandbox does not run until the call has ended.
@@ -109,10 +112,10 @@ PHASES = (
 
 def settings(directory: str, backend: str, fault: str) -> str:
     lines = [f"faults = {[fault] if fault else []}", "drain_seconds = 0.2"]
-    pools = {"commands": "warm = 2"}
+    pools = {}
     for phase in PHASES:
-        if phase.fault == fault and not is_command(phase):
-            pools.update({f"{phase}-{ending}": phase.pool for ending in (*ENDINGS, "terminated")})
+        if phase.fault == fault and backend in phase.backends:
+            pools |= {f"{phase}-{ending}": phase.pool or "warm = 0" for ending in (*ENDINGS, "terminated")}
     for name, text in pools.items():
         env = f'env = {{ {MARK} = "{directory}/{name}" }}' if "setup" in text else ""
         # A limit that is found out would go down where starts are slow.
@@ -131,10 +134,13 @@ class Cell:
     def __init__(self, served: Served, client: Client, phase: Phase, ending: str) -> None:
         self.served, self.phase = served, phase
         self._client = client
-        self._pool = "commands" if is_command(phase) else f"{phase}-{ending}"
+        self._pool = f"{phase}-{ending}"
         self._marker = f"{served.directory}/{phase}-{ending}"
         self._box: Box | None = None
         self.relay = Relay(served.directory / f"{phase}-{ending}.sock", served.address)
+
+    def __repr__(self) -> str:
+        return f"<the cell {self._marker}>"
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Cell]:
@@ -186,8 +192,11 @@ class Cell:
         assert (await self._box.exec(["true"])).ok
         if self.phase.name == "detached":
             assert marked(self._marker)
-            assert [info.running for info in await self._box.list_commands()] == [True]
-            await self._box.command("kept").forget()
+            known = await self._box.list_commands()
+            assert known
+            assert all(info.running for info in known)
+            for info in known:
+                await self._box.command(info.id).forget()
         await until(lambda: not marked(self._marker))
 
     async def _nobody_waits(self) -> bool:
@@ -248,7 +257,7 @@ async def broken(cell: Cell) -> None:
         await until(cell.there)
         assert not caller.call.done()
         cell.relay.cut()
-        assert await caller.ended() is grpc.StatusCode.UNAVAILABLE
+        assert await caller.ended() in (grpc.StatusCode.UNAVAILABLE, UNSENT)
 
 
 async def killed(cell: Cell) -> None:
@@ -264,7 +273,10 @@ async def killed(cell: Cell) -> None:
         victim.kill()
 
 
-GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED)
+# So gRPC says that a connection broke under a message that it was sending.
+UNSENT = grpc.StatusCode.INTERNAL
+# What the client takes for a daemon that ends, and a sandbox that was reclaimed.
+GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, UNSENT, grpc.StatusCode.ABORTED)
 ENDINGS = {ending.__name__: ending for ending in (deadline, cancelled, broken, killed)}
 
 
@@ -284,21 +296,48 @@ CELLS = [
 
 
 class Daemons:
-    """One for each backend and fault, started when it is first asked for."""
+    """One for each backend and fault, started when it is first asked for; its cells are then played."""
 
     def __init__(self, directories: Callable[[str], Path]) -> None:
         self._directories = directories
         self._served: dict[tuple[str, str], Served] = {}
+        self._ended: dict[tuple[str, str], dict[tuple[Phase, str], BaseException | None]] = {}
 
-    def of(self, backend: str, fault: str) -> Served:
+    async def of(self, backend: str, fault: str) -> Served:
         if (backend, fault) not in self._served:
             directory = self._directories("e")
-            self._served[backend, fault] = Served(directory, settings(str(directory), backend, fault))
+            text = settings(str(directory), backend, fault)
+            served = self._served[backend, fault] = Served(directory, text)
+            cells = [row for row in ROWS if row[0] and row[0].fault == fault and backend in row[0].backends]
+            self._ended[backend, fault] = await played(served, cells)
         return self._served[backend, fault]
+
+    def check(self, backend: str, fault: str, phase: Phase, ending: str) -> None:
+        """Raises what that cell ended with."""
+        if (error := self._ended[backend, fault][phase, ending]) is not None:
+            raise error
 
     def close(self) -> None:
         for served in self._served.values():
             served.close()
+
+
+async def played(
+    served: Served, cells: Sequence[tuple[Phase, str]]
+) -> dict[tuple[Phase, str], BaseException | None]:
+    """How each of the cells ended."""
+    room = asyncio.Semaphore(CELLS_AT_ONCE)
+
+    async def play(phase: Phase, ending: str) -> None:
+        async with room, Client(served.address) as client:
+            cell = Cell(served, client, phase, ending)
+            await until(cell.settled)
+            async with cell.open():
+                await ENDINGS[ending](cell)
+            await cell.over()
+
+    ends = await asyncio.gather(*(play(*cell) for cell in cells), return_exceptions=True)
+    return dict(zip(cells, ends, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -312,17 +351,13 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
 async def test_nothing_is_left(
     daemons: Daemons, backend: str, fault: str, phase: Phase | None, ending: str
 ) -> None:
-    served = daemons.of(backend, fault)
+    served = await daemons.of(backend, fault)
+    if phase is not None:
+        daemons.check(backend, fault, phase, ending)
+        return
     async with Client(served.address) as client:
-        if phase is None:
-            phases = [phase for phase in PHASES if phase.fault == fault and backend in phase.backends]
-            await terminated(served, client, phases)
-            return
-        cell = Cell(served, client, phase, ending)
-        await until(cell.settled)
-        async with cell.open():
-            await ENDINGS[ending](cell)
-        await cell.over()
+        phases = [phase for phase in PHASES if phase.fault == fault and backend in phase.backends]
+        await terminated(served, client, phases)
 
 
 async def terminated(served: Served, client: Client, phases: Sequence[Phase]) -> None:

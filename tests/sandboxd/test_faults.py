@@ -64,7 +64,7 @@ async def test_a_sandbox_that_is_struck_is_lost_and_stays_so(case: Case, fault: 
         for _ in range(2):
             with pytest.raises(SandboxLost):
                 await shell(connection, "echo a; sleep 10")
-        assert await asyncio.wait_for(watching, 10)
+        assert await asyncio.wait_for(watching, 20)
         await connection.close()
         await backend.destroy("s")
 

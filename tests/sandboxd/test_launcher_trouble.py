@@ -137,19 +137,22 @@ async def test_a_launcher_that_is_hung_and_goes_on(backend: NamespaceBackend) ->
             begin = time.monotonic()
             with pytest.raises(errors.BackendUnavailable, match="gave no answer within"):
                 await pool.acquire(timeout=60)
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < 20
             assert pool.stats().state is PoolState.UNAVAILABLE
         finally:
             os.kill(backend.launcher_pid, signal.SIGCONT)
         stats = await pool_until(pool, _is_back)
         assert (stats.active, stats.lost_total) == (2, 0)
         assert (await run(pool.connection(held[1].id), "echo", "on")).stdout == b"on\n"
-        assert len(await backend.list_ids()) == 4
+        # What was begun meanwhile for nobody is gone as well.
+        async with asyncio.timeout(20):
+            while len(await backend.list_ids()) != 4:
+                await asyncio.sleep(0.02)
         looking.cancel()
 
 
 async def test_a_name_is_free_again_after_a_launcher_that_was_hung_throughout(tmp_path: Path) -> None:
-    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(answer_seconds=0.5))
+    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(answer_seconds=2.0))
     await backend.open()
     assert backend.launcher_pid is not None
     os.kill(backend.launcher_pid, signal.SIGSTOP)

@@ -277,14 +277,14 @@ async def test_what_is_forgotten_ends(box: Connection) -> None:
     marker = f"6{uuid.uuid4().int % 10**12:012d}"
     await start(box, f"setsid sleep {marker} & echo begun; sleep {marker}")
     heard = Heard()
-    async with asyncio.timeout(10), box.commands.attach("it") as events:
+    async with asyncio.timeout(20), box.commands.attach("it") as events:
         async for event in events:
             heard.add(event)
             if isinstance(event, Stdout):
                 await box.commands.forget("it")
     assert heard.exited is not None
     assert heard.exited.reason is ExitReason.SIGNALED
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while await processes_with(box, marker):
             continue  # Each look is a command of its own.
     with pytest.raises(CommandNotFound):
@@ -321,7 +321,7 @@ async def test_a_detached_command_dies_with_its_sandbox(case: Case) -> None:
     async with case.sandbox() as box:
         await start(box, f"setsid sleep {marker} & sleep {marker}")
         reading = asyncio.create_task(attached(box))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while len(processes()) < 2:
                 await asyncio.sleep(0.01)
     assert processes() == []

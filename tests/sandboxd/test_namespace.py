@@ -201,7 +201,7 @@ async def test_the_hosts_network_only_when_the_template_says_so(backend: Namespa
 async def test_orphans_are_reaped(backend: NamespaceBackend) -> None:
     connection = await backend.create("orphans", TEMPLATE)
     await shell(connection, "for n in $(seq 200); do (sh -c 'true &' &); done; wait")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (await shell(connection, "grep -l '^State:.Z' /proc/[0-9]*/status")).stdout:
             continue  # Each look is a command of its own.
 
@@ -236,7 +236,7 @@ async def test_a_sandbox_that_dies_is_lost_with_its_cause(backend: NamespaceBack
         os.kill(await backend.pid_of("dies"), signal.SIGKILL)
         with pytest.raises(SandboxLost, match="killed by signal 9"):
             await anext(aiter(events))
-    assert "killed by signal 9" in await asyncio.wait_for(lost, 10)
+    assert "killed by signal 9" in await asyncio.wait_for(lost, 20)
     with pytest.raises(SandboxLost):
         await connection.ping()
     await backend.destroy("dies")
@@ -275,7 +275,7 @@ async def test_the_launchers_death_ends_everything_and_a_new_one_comes(backend: 
     assert backend.launcher_pid is not None
     os.kill(backend.launcher_pid, signal.SIGKILL)
     for connection in connections:
-        assert "launcher" in await asyncio.wait_for(connection.wait_lost(), 10)
+        assert "launcher" in await asyncio.wait_for(connection.wait_lost(), 20)
         with pytest.raises(SandboxLost):
             await shell(connection, "true")
     for n in range(3):
@@ -292,7 +292,7 @@ async def test_the_starters_death_ends_everything_as_the_launchers_does(backend:
     starter = int(Path(f"/proc/{guest}/stat").read_text().rpartition(")")[2].split()[1])
     assert Path(f"/proc/{starter}/comm").read_text() == "sandboxd-starte\n"
     os.kill(starter, signal.SIGKILL)
-    assert "launcher" in await asyncio.wait_for(connection.wait_lost(), 10)
+    assert "launcher" in await asyncio.wait_for(connection.wait_lost(), 20)
     await backend.destroy("lost")
     assert not Path(f"/proc/{guest}").exists()
     await (await backend.create("again", TEMPLATE)).ping()
@@ -333,7 +333,7 @@ async def test_without_a_daemon_the_launcher_ends_after_its_grace(tmp_path: Path
     await backend.open()
     await backend.create("left", TEMPLATE)
     await backend.let_go()
-    await asyncio.wait_for(backend.keeper_ended(), 15)
+    await asyncio.wait_for(backend.keeper_ended(), 20)
     assert leftovers(state) == []
     assert sorted(path.name for path in state.iterdir()) == ["launcher.lock", "launcher.log"]
     await backend.close()

@@ -40,7 +40,7 @@ async def test_limits_hold(backend: NamespaceBackend) -> None:
         assert (await shell(connection, "kill -9 $$")).exited.reason is ExitReason.SIGNALED
     else:
         assert exited.exit_code == 1
-    await asyncio.wait_for(connection.ping(), 10)
+    await asyncio.wait_for(connection.ping(), 20)
 
 
 async def test_a_disk_that_is_full_is_the_commands_own_business(backend: NamespaceBackend) -> None:

@@ -35,11 +35,9 @@ async def test_keeps_the_target_warm_and_replaces_what_is_taken(rig: OpenRig) ->
     async with rig(warm=3) as r:
         assert "3 warm, 0 active" in r.counts
         sandbox = await r.pool.acquire()
-        await settle()
-        assert "3 warm, 1 active" in r.counts
+        await r.until(lambda: "3 warm, 1 active" in r.counts)
         r.pool.release(sandbox.id)
-        await settle()
-        assert "3 warm, 0 active, 0 deleting" in r.counts
+        await r.until(lambda: "3 warm, 0 active, 0 deleting" in r.counts)
         assert sandbox.id not in await r.backend.list_ids()
 
 

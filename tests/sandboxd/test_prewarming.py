@@ -142,11 +142,11 @@ async def test_prewarming_through_the_client(daemon: OpenDaemon) -> None:
         assert (plan.count, plan.ready) == (6, None)
         assert before <= plan.begins <= time.time()
         assert plan.expires - plan.begins == pytest.approx(50.0, abs=1.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             async for stats in client.watch_pool("p", interval=0.02):
                 if (stats.warm, stats.announced, stats.warm_target) == (6, 6, 6):
                     break
-        async with client.acquire("p", timeout=10), asyncio.timeout(10):
+        async with client.acquire("p", timeout=10), asyncio.timeout(20):
             async for stats in client.watch_pool("p", interval=0.02):
                 if (stats.warm, stats.announced) == (5, 5):
                     break

@@ -60,8 +60,8 @@ async def line_of(process: subprocess.Popen[bytes]) -> str:
 async def test_a_killed_clients_leases_come_back_and_others_stay(tmp_path: Path) -> None:
     config = settings(tmp_path, "namespace")
     async with child_daemon(tmp_path / "state", config=config) as address, Client(address) as client:
-        mine = await client.acquire("python", ttl=2.0, timeout=60)
-        async with holder(address, "python", LEASES, 1.5) as other:
+        mine = await client.acquire("python", ttl=4.0, timeout=60)
+        async with holder(address, "python", LEASES, 4.0) as other:
             assert await other.held() == LEASES
             assert (await client.get_pool("python")).active == LEASES + 1
             other.kill()

@@ -97,7 +97,7 @@ async def test_a_removed_pool_ends_with_its_last_lease(tmp_path: Path) -> None:
         states = {info.name: info.state async for info in client.list_sandboxes()}
         assert states[box.name.removeprefix("sandboxes/")] == "ACTIVE"
         await box.release()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while await _sandboxes(client, "b"):
                 await asyncio.sleep(0.01)
         with pytest.raises(errors.SandboxNotFound):

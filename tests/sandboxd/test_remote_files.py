@@ -91,7 +91,7 @@ async def test_an_upload_that_fails_says_whose_fault_it_was(daemon: OpenDaemon, 
         await box.remove_file("directory")
         with pytest.raises(OSError, match="nowhere"):
             await box.upload_tree(tmp_path / "nowhere")
-        async with asyncio.timeout(10):  # a source that falls silent holds up no error
+        async with asyncio.timeout(20):  # a source that falls silent holds up no error
             with pytest.raises(errors.FileFailed, match="not a tar archive"):
                 await box.upload_archive(stuck())
         assert await box.list_files() == []

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sandboxd import Client, errors
+from sandboxd import Box, Client, errors
+from sandboxd.types import Started
 
 pytestmark = pytest.mark.anyio
 OpenDaemon = Callable[..., Any]
@@ -69,6 +70,26 @@ async def test_a_command_under_a_broken_connection_runs_once(
             assert await box.read_file("runs") == b"run\n"
             assert await box.list_commands() == []
             assert (await box.exec(["echo", "on"], output_limit=1000)).stdout == b"on\n"
+
+
+async def test_a_connection_that_breaks_while_input_is_sent_is_told_as_that(
+    daemon: OpenDaemon, tmp_path: Path
+) -> None:
+    async with daemon() as direct:
+        proxy = Proxy(tmp_path / "proxy.sock", direct.address.removeprefix("unix:"))
+        async with proxy.running() as address, Client(address, patience=0.0) as client:
+            # gRPC notices it either in what it sends or in what it reads.
+            for _ in range(8):
+                box = await direct.acquire("python", timeout=30)
+                async with Box(client, box.name, box.ttl).interact(["sleep", "1000"]) as running:
+                    assert isinstance(await anext(running), Started)
+                    writing = asyncio.ensure_future(running.write(bytes(4 << 20)))
+                    await asyncio.sleep(0)
+                    proxy.cut()
+                    with pytest.raises(errors.BackendUnavailable):
+                        await anext(running)
+                    await writing
+                await box.release()
 
 
 async def test_what_nobody_named_pushes_out_nothing_that_somebody_did(daemon: OpenDaemon) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sandboxd.bench.soak import BOUNDS, LATENCY_BOUNDS, Options, growth_of
 
-OPTIONS = Options("fake")
+OPTIONS = Options()
 MEGABYTE = 1 << 20
 
 
@@ -54,7 +54,7 @@ def test_what_fills_in_the_first_tenth_is_no_growth() -> None:
 
 
 def test_a_short_run_says_nothing_of_latency_nor_of_little() -> None:
-    few = Options("fake", cycles=300)
+    few = Options(cycles=300)
     assert growing(few, looks(few, p50_s=10.0, daemon_rss_bytes=4 * MEGABYTE, daemon_fds=10)) == set()
     assert growing(few, looks(few, daemon_fds=20, daemon_rss_bytes=40 * MEGABYTE)) == {
         "daemon_fds",
@@ -63,5 +63,5 @@ def test_a_short_run_says_nothing_of_latency_nor_of_little() -> None:
 
 
 def test_a_soak_of_one_look_says_nothing() -> None:
-    one = Options("fake", cycles=10, callers=16)
+    one = Options(cycles=10, callers=16)
     assert growth_of(looks(one)[:1], one) == {}

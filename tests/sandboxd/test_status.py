@@ -57,18 +57,20 @@ def test_the_metadata_says_whose_fault_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
+    ("code", "details", "kind"),
     [
-        (grpc.StatusCode.CANCELLED, errors.BackendUnavailable),
-        (grpc.StatusCode.UNAVAILABLE, errors.BackendUnavailable),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.AcquireTimedOut),
-        (grpc.StatusCode.UNIMPLEMENTED, errors.Internal),
+        (grpc.StatusCode.CANCELLED, "odd", errors.BackendUnavailable),
+        (grpc.StatusCode.UNAVAILABLE, "odd", errors.BackendUnavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "odd", errors.AcquireTimedOut),
+        (grpc.StatusCode.UNIMPLEMENTED, "odd", errors.Internal),
+        (grpc.StatusCode.INTERNAL, "odd", errors.Internal),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", errors.BackendUnavailable),
     ],
 )
 def test_a_foreign_status_becomes_one_of_ours(
-    code: grpc.StatusCode, kind: type[errors.SandboxdError]
+    code: grpc.StatusCode, details: str, kind: type[errors.SandboxdError]
 ) -> None:
-    foreign = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="odd")
+    foreign = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
     assert type(from_rpc_error(foreign)) is kind
 
 

@@ -64,11 +64,11 @@ async def test_copies_that_no_fork_uses_any_more_are_removed(tmp_path: Path, clo
         own.commit(Totals(acquired=1))
     async with upkeep_on(backend, tmp_path, clock) as upkeep:
         (pool,) = upkeep.pools.every()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while backend.branches() != ["used"]:
                 await asyncio.sleep(0)
         assert await backend.list_ids() == ["p-fork"]
         pool.release("p-fork")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while backend.branches():
                 await asyncio.sleep(0)

@@ -99,9 +99,9 @@ async def test_a_cancelled_start_of_a_fork_is_not_tried_again(clock: ManualClock
     async with pool.run():
         source = await pool.acquire()
         with pytest.raises(StartFailed, match="no such thing"):
-            await asyncio.wait_for(pool.fork(source.id, 2, Lease()), 10)
+            await asyncio.wait_for(pool.fork(source.id, 2, Lease()), 20)
         assert len(backend.asked) == 2
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while len(await backend.list_ids()) > 1:
                 await asyncio.sleep(0)
         assert await backend.list_ids() == [source.id]

@@ -101,17 +101,23 @@ async def test_a_watch_goes_on_with_the_next_daemon_and_ends_without_one(tmp_pat
     pools = {"p": {"backend": "fake", "warm": 1}}
     config = load(None, state_dir=tmp_path / "state", drain_seconds=0.2, pools=pools)
     async with contextlib.AsyncExitStack() as stack:
+
+        async def watched(address: str, patience: float) -> tuple[Client, AsyncGenerator[PoolStats, None]]:
+            client = await stack.enter_async_context(Client(address, patience=patience))
+            watch = client.watch_pool("p", interval=0.02)
+            return client, await stack.enter_async_context(contextlib.aclosing(watch))
+
         async with running(config) as addresses:
-            client = await stack.enter_async_context(Client(addresses[0], patience=0.5))
-            watch = await stack.enter_async_context(
-                contextlib.aclosing(client.watch_pool("p", interval=0.02))
-            )
+            client, watch = await watched(addresses[0], patience=30.0)
             await until(watch, lambda stats: stats.started_total == 1)
             await client.update_pool("p", warm=3)
             await until(watch, lambda stats: stats.warm == 3)
         coming = asyncio.ensure_future(until(watch, lambda stats: stats.started_total == 1))
-        async with running(config):
+        async with running(config) as addresses:
             assert (await coming).warm == 1
+            # One that waits for a daemon for a moment only.
+            _, watch = await watched(addresses[0], patience=0.5)
+            await until(watch, lambda stats: stats.warm == 1)
         with pytest.raises(errors.BackendUnavailable):
             await until(watch, lambda _: False)
 
