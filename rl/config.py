@@ -328,6 +328,13 @@ def metrics_protocol() -> str | None:
     return protocol("metrics", os.environ)
 
 
+def traces_protocol() -> str | None:
+    """How OpenTelemetry spans are to be exported; None when the OTEL_ variables ask for none. Raises
+    ConfigError.
+    """
+    return protocol("traces", os.environ)
+
+
 def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
     """Reads a settings file (none: all defaults); `overrides` that are not None win over it.
 

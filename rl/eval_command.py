@@ -13,9 +13,10 @@ from typing import Any
 
 from rich.table import Table
 
+from rl import tracing
 from rl.attempts import Attempts, Tempered, attempt_all
 from rl.byte_tokenizer import ByteTokenizer
-from rl.config import Config, endpoint_key, load
+from rl.config import Config, endpoint_key, load, traces_protocol
 from rl.dialogue import Dialogue
 from rl.errors import ConfigError, StarvedError
 from rl.generator import Generator
@@ -124,6 +125,7 @@ async def evaluate(arguments: argparse.Namespace, progress: Progress) -> Table:
     source = task_source(config)
     asked = question(arguments, source)
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.exported(traces_protocol(), config.name))
         address = config.sandboxes.address
         if not address:
             progress.say("starting the sandbox daemon")

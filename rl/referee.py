@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from rl.boxes import Box
 from rl.tasks.sandboxed import Sandboxed
 from rl.threads import CallFailed, in_own_thread
+from rl.tracing import part
 from rl.types import Task
 from sandboxd.errors import SandboxdError
 
@@ -71,8 +72,9 @@ class Referee:
 
     async def _bounded(self, task: Task, stage: str, call: Awaitable[_T]) -> _T:
         try:
-            async with asyncio.timeout(self._seconds) as bound:
-                return await call
+            with part(stage):
+                async with asyncio.timeout(self._seconds) as bound:
+                    return await call
         except SandboxdError:
             raise
         except Exception as error:

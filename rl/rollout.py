@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from rl import tracing
 from rl.boxes import Box, ExecResult, Sandboxes
 from rl.dialogue import FENCE, Dialogue
 from rl.generator import ContextTooLong, Generation, Generator, GeneratorUnavailable, Sampling
@@ -106,6 +107,12 @@ class Rollout:
 
     async def run(self, task: Task) -> Episode:
         """Play one episode. Raises GeneratorDead when the engine is gone, PoolNotFound when misconfigured."""
+        with tracing.episode(task) as span:
+            episode = await self._run(task)
+            tracing.ended(span, episode)
+            return episode
+
+    async def _run(self, task: Task) -> Episode:
         started = self._clock()
         lease = AsyncExitStack()
         attempt = _Attempt(
@@ -192,9 +199,11 @@ class Rollout:
     async def _sample(self, attempt: _Attempt, max_tokens: int) -> Generation:
         context = np.array(attempt.context, dtype=np.int32)
         sampling = Sampling(max_tokens, stop=attempt.dialogue.stops(first=not attempt.turns))
-        generation = await _within(
-            self._limits.turn_seconds, "generate", self._generator.generate(context, sampling)
-        )
+        with tracing.part("generate", {"gen_ai.usage.input_tokens": len(context)}) as span:
+            generation = await _within(
+                self._limits.turn_seconds, "generate", self._generator.generate(context, sampling)
+            )
+            span.set_attribute("gen_ai.usage.output_tokens", len(generation.ids))
         nothing = np.array([], dtype=np.int32)
         attempt.turns.append(Turn(generation.ids, generation.logprobs, generation.spans, nothing))
         attempt.context.frombytes(generation.ids.tobytes())
@@ -203,7 +212,8 @@ class Rollout:
     async def _box(self, attempt: _Attempt) -> Box:
         """The episode's sandbox, leased and prepared when it is first needed."""
         if attempt.box is None:
-            attempt.box = await attempt.lease.enter_async_context(self._sandboxes.acquire())
+            with tracing.part("acquire"):
+                attempt.box = await attempt.lease.enter_async_context(self._sandboxes.acquire())
             await self._referee.prepare(attempt.task, attempt.box)
         return attempt.box
 
@@ -222,7 +232,8 @@ class Rollout:
         limits = self._limits
         run = box.exec(argv, timeout=limits.code_seconds, output_limit=OUTPUT_LIMIT_BYTES)
         try:
-            result = await _within(limits.code_seconds + limits.tool_slack_seconds, "exec", run)
+            with tracing.part("exec"):
+                result = await _within(limits.code_seconds + limits.tool_slack_seconds, "exec", run)
         except InvalidRequest as error:  # such as a NUL byte in the code: the model's fault, so it is told
             return f"Error: {error.message}"
         return describe(result, limits.output_chars)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rl import tracing
 from rl.buffer import GroupBuffer
 from rl.checkpoint import LoopState, newest_checkpoint, read_state, remove_leftovers
-from rl.config import Config, EpisodeConfig, metrics_protocol
+from rl.config import Config, EpisodeConfig, metrics_protocol, traces_protocol
 from rl.curriculum import Curriculum, SolveRateBands, Uniform
 from rl.dialogue import Dialogue, Tokenizer
 from rl.errors import CheckpointFailed, ConfigError
@@ -85,6 +86,7 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
     source = task_source(config)
     held_out = build_held_out(source, per_kind=config.heldout.per_kind, per_level=config.heldout.per_level)
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.exported(traces_protocol(), config.name))
         address = config.sandboxes.address
         if not address:
             progress.say("starting the sandbox daemon")

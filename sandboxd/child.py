@@ -7,7 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from sandboxd.errors import BackendUnavailable
@@ -19,12 +19,17 @@ STOP_TIMEOUT_SECONDS = 60.0
 
 @contextlib.asynccontextmanager
 async def child_daemon(
-    state_dir: Path, *, config: Path | None = None, log: Path | None = None
+    state_dir: Path,
+    *,
+    config: Path | None = None,
+    log: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> AsyncIterator[str]:
     """A daemon with its own state directory for as long as the block runs; yields its address.
 
     It ends with this process, however this process ends, and takes its sandboxes with it. Its log goes
-    to `log`, by default `daemon.log` in the state directory. Raises BackendUnavailable with the daemon's
+    to `log`, by default `daemon.log` in the state directory. Its environment is this process's, with
+    `variables` over it. Raises BackendUnavailable with the daemon's
     own last line when it does not come up.
     """
     await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
@@ -32,11 +37,12 @@ async def child_daemon(
     arguments = ["--state-dir", str(state_dir), "--with-parent"]
     if config is not None:
         arguments += ["--config", str(config)]
+    setting = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
     with log.open("ab") as errors:
         # Not by the event loop: uvloop forks with gRPC's locks held by who knows whom; this makes no copy.
         process = await asyncio.to_thread(
             subprocess.Popen,
-            [sys.executable, "-m", "sandboxd", "serve", *arguments],
+            [*setting, sys.executable, "-m", "sandboxd", "serve", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -21,6 +21,8 @@ from sandboxd.config import Config, ConfigError, load
 from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.images.store import ImageError
 from sandboxd.lifetime import end_with_parent
+from sandboxd.telemetry.log_lines import Formatter
+from sandboxd.telemetry.settings import wanted
 
 EXAMPLES = """examples:
   sandboxd serve                               pools on this host, on the user's own socket
@@ -68,6 +70,7 @@ def _add_serve(parts: Any) -> None:
         metavar="ADDRESS",
         help="unix:/path or host:port; may be given more than once",
     )
+    serve.add_argument("--metrics", metavar="HOST:PORT", help="let Prometheus scrape the metrics here")
     serve.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     serve.add_argument(
         "--with-parent", action="store_true", help="stop when the process that started it ends"
@@ -228,6 +231,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
             arguments.config,
             state_dir=arguments.state_dir,
             listen=arguments.listen,
+            metrics=arguments.metrics,
             log_level=arguments.log_level,
             # Whoever held its leases was the parent, and has ended.
             drain_seconds=0.0 if arguments.with_parent else None,
@@ -236,14 +240,19 @@ async def _serve(arguments: argparse.Namespace) -> int:
 
     config = read()
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_broken_call)
-    logging.basicConfig(
-        level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=config.log_level, handlers=[lines])
     control = Control(
         read if arguments.config else None,
         applied=lambda config: logging.getLogger().setLevel(config.log_level),
     )
-    await serve(config, control, ready=lambda addresses: _say_ready(config, addresses))
+    await serve(
+        config,
+        control,
+        ready=lambda addresses: _say_ready(config, addresses),
+        telemetry=wanted(config.metrics),
+    )
     return 0
 
 

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 import grpc
 
@@ -37,6 +37,7 @@ from sandboxd.requests import AcquireOptions, CommandOptions, Word
 from sandboxd.resumption import run_command
 from sandboxd.sessions import KILL_CHILDREN, SHELL, Dialect, Session, python_dialect
 from sandboxd.status import made_by_daemon, translated
+from sandboxd.telemetry.propagation import Propagating
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
@@ -70,8 +71,10 @@ class Client(RemotePools):
     async def __aenter__(self) -> Client:
         self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         await self._stack.enter_async_context(self._channel)
-        self.sandboxes = pb_grpc.SandboxServiceStub(self._channel)
-        self.pools = pb_grpc.PoolServiceStub(self._channel)
+        # Typed as what it stands for.
+        channel: Any = Propagating(self._channel)
+        self.sandboxes = pb_grpc.SandboxServiceStub(channel)
+        self.pools = pb_grpc.PoolServiceStub(channel)
         self._tasks = await self._stack.enter_async_context(Tasks())
         self._renewal = self._tasks.create_task(self._renew_leases(), name="lease renewal")
         return self

@@ -237,6 +237,9 @@ class Config(_Section):
     (`~/.local/share`)."""
     listen: list[str] = Field(default_factory=list)
     """Addresses to serve, `unix:/path` or `host:port`; a socket in `state_dir` when empty."""
+    metrics: str | None = None
+    """Where Prometheus may scrape the metrics, `host:port`; nowhere when unset. See
+    [telemetry](telemetry.md)."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What goes to standard error."""
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
@@ -265,6 +268,14 @@ class Config(_Section):
                 raise ValueError(f"pool name {name!r} must be lower-case letters, digits and dashes")
         if not value:
             raise ValueError("at least one pool is needed")
+        return value
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics(cls, value: str | None) -> str | None:
+        host, _, port = (value or ":").rpartition(":")
+        if value is not None and not (host and port.isdecimal()):
+            raise ValueError("must be HOST:PORT, as in 127.0.0.1:9464")
         return value
 
     @field_validator("tenants")
@@ -314,7 +325,7 @@ def load(path: Path | None, **overrides: object) -> Config:
 
 
 # What a daemon is built on: it takes a new one to change it.
-FIXED_KEYS = ("state_dir", "images_dir", "listen", "fake", "faults", "fault_seed")
+FIXED_KEYS = ("state_dir", "images_dir", "listen", "metrics", "fake", "faults", "fault_seed")
 
 
 def check_changeable(before: Config, after: Config) -> None:

@@ -15,9 +15,9 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -38,10 +38,14 @@ from sandboxd.lifetime import Tasks
 from sandboxd.pool_service import PoolService
 from sandboxd.pools import Pools
 from sandboxd.service import SandboxService
+from sandboxd.telemetry.settings import Wanted
 from sandboxd.types import Reloaded
 from sandboxd.upkeep import Surroundings, Upkeep
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from sandboxd.telemetry.setup import Recording
 
 logger = logging.getLogger(__name__)
 
@@ -122,12 +126,15 @@ def _journal(state_dir: Path, clock: Clock) -> Iterator[JournalFile]:
     journal.remove()
 
 
+Observe = Callable[[grpc.GenericRpcHandler], grpc.GenericRpcHandler]
+
+
 def _server(
-    pools: Pools, reload: Callable[[], Awaitable[Reloaded]]
+    pools: Pools, reload: Callable[[], Awaitable[Reloaded]], observe: Observe | None
 ) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     server = grpc.aio.server(options=OPTIONS)
     checks = health.aio.HealthServicer()
-    taken, gate = cast("grpc.aio.Server", _OneQueue(server)), Gate()
+    taken, gate = cast("grpc.aio.Server", _OneQueue(server, observe)), Gate()
     pb_grpc.add_SandboxServiceServicer_to_server(SandboxService(pools, gate), taken)
     pb_grpc.add_PoolServiceServicer_to_server(PoolService(pools, reload, gate), taken)
     # With queues of its own: whoever asks for health does not wait behind a thousand other calls.
@@ -139,11 +146,19 @@ def _server(
 
 class _OneQueue:
     """A server to which services are added without a queue for each of their methods: gRPC's asyncio server
-    looks at all of its queues for each call that comes, which costs more than what they are for.
+    looks at all of its queues for each call that comes, which costs more than what they are for. `observe`
+    puts something around the handlers.
     """
 
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+    def __init__(self, server: grpc.aio.Server, observe: Observe | None) -> None:
+        self._server, self._observe = server, observe
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """As the server's."""
+        observe = self._observe
+        self._server.add_generic_rpc_handlers(
+            tuple(handlers) if observe is None else tuple(map(observe, handlers))
+        )
 
     def add_registered_method_handlers(self, service: str, handlers: object) -> None:
         """The generic handlers serve them all."""
@@ -223,16 +238,19 @@ async def running(
     clock: Clock | None = None,
     host: Facts | None = None,
     control: Control | None = None,
+    telemetry: Wanted | None = None,
 ) -> AsyncIterator[list[str]]:
     """A daemon inside this process, for as long as the block runs; yields the addresses it serves.
 
-    `host` is what bounds its pools; this host as it is now when None. Raises ConfigError and
+    `host` is what bounds its pools; this host as it is now when None. `telemetry` says what it tells of its
+    work, and whom; nothing when None. Raises ConfigError and
     BackendUnavailable before anything is left behind but what a killed daemon had left: that stays for the
     next.
     """
     control = control or Control()
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(state_directory(config.state_dir))
+        recording = await _telemetry(telemetry, stack)
         facts = await asyncio.to_thread(read) if host is None else host
         clock = clock or MonotonicClock()
         backends = await stack.enter_async_context(BackendSet(config, clock))
@@ -242,7 +260,11 @@ async def running(
         around = Surroundings(backends, journal, facts, clock)
         upkeep = Upkeep(config, around)
         reloading = Reloading(upkeep, control)
-        server, servicer = _server(upkeep.pools, reloading.reload)
+        server, servicer = _server(
+            upkeep.pools, reloading.reload, None if recording is None else recording.calls.observed
+        )
+        if recording is not None:
+            recording.watch(upkeep.pools.stats)
         checks = HealthChecks(servicer, upkeep)
         bound = stack.enter_context(contextlib.ExitStack())
         addresses = _listen(server, config, bound)
@@ -260,6 +282,15 @@ async def running(
         tidying = collecting.collect_when_quiet(clock, lambda: upkeep.pools.quiet)
         stack.callback(tasks.create_task(tidying, name="collections").cancel)
         yield addresses
+
+
+async def _telemetry(wanted: Wanted | None, stack: contextlib.AsyncExitStack) -> Recording | None:
+    if wanted is None or not wanted.anything:
+        return None
+    # Imported late: half a second and 20 MB that a daemon without telemetry does not pay.
+    from sandboxd.telemetry.setup import recorded
+
+    return await stack.enter_async_context(recorded(wanted))
 
 
 class Reloading:
@@ -307,7 +338,13 @@ def raise_limits() -> None:
         resource.setrlimit(kind, (hard, hard))
 
 
-async def serve(config: Config, control: Control, *, ready: Callable[[list[str]], None]) -> None:
+async def serve(
+    config: Config,
+    control: Control,
+    *,
+    ready: Callable[[list[str]], None],
+    telemetry: Wanted | None = None,
+) -> None:
     """Runs until SIGTERM or SIGINT, the second of which ends it at once; SIGHUP has the settings read again,
     unless it says that the terminal has gone.
 
@@ -333,7 +370,7 @@ async def serve(config: Config, control: Control, *, ready: Callable[[list[str]]
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     try:
-        async with running(config, control=control) as addresses:
+        async with running(config, control=control, telemetry=telemetry) as addresses:
             with collecting.on_demand():
                 ready(addresses)
                 await stop.wait()

@@ -171,8 +171,11 @@ class Fleet:
         if sandbox.template:
             self._forks.count_in(sandbox.template)
 
-    def pump(self) -> None:
-        """Carries out the ledger's plan: call after anything that may change it. Nothing before `run`."""
+    def pump(self, cause: object = None) -> None:
+        """Carries out the ledger's plan: call after anything that may change it. Nothing before `run`.
+
+        `cause` is the span of the caller whom it is for, if there is one.
+        """
         if not self._runs or self.closing.is_set():
             return
         self._lull.cancel()
@@ -190,7 +193,7 @@ class Fleet:
             self._starts.resume(sandbox_id)
         for sandbox_id in plan.start:
             sandbox = self.sandboxes[sandbox_id] = self.new(sandbox_id, self.template, self._made_from)
-            self._starts.begin(sandbox, self._tasks)
+            self._starts.begin(sandbox, self._tasks, cause)
         for sandbox_id in self.ledger.surplus():
             self.ledger.retire(sandbox_id)
             self.begin_to_destroy(self.sandboxes[sandbox_id])

@@ -26,6 +26,7 @@ from sandboxd.leasing import Leasing
 from sandboxd.pool_options import PoolOptions
 from sandboxd.queueing import Claim
 from sandboxd.sandbox import Sandbox
+from sandboxd.telemetry.recorder import ACQUIRE_WAIT, current, link, step, timed
 from sandboxd.types import PoolState, PoolStats, SandboxState, Template
 from sandboxd.waiters import Waiters, Watch
 
@@ -126,7 +127,7 @@ class Pool:
                 return [sandbox.id for sandbox in granted]
             waiter = self._waiters.join(lease, claim)
             self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
-            self._fleet.pump()
+            self._fleet.pump(current.get())
             try:
                 await self._waiters.wait(waiter, timeout, watch)
                 # One may have died since.
@@ -136,7 +137,16 @@ class Pool:
                 self._release_all(waiter.sandboxes())
                 raise
 
-        ids = await self._leasing.requests.once(lease.request_id, claim.count, acquire)
+        async def queue() -> list[str]:
+            told = {"sandboxd.pool": self.name}
+            with step("queue wait", {**told, "sandboxd.count": claim.count, "sandboxd.tenant": claim.tenant}):
+                with timed(ACQUIRE_WAIT, self._clock.now, told):
+                    given = await acquire()
+                for sandbox_id in given:
+                    link(self._fleet.sandboxes[sandbox_id].span)
+                return given
+
+        ids = await self._leasing.requests.once(lease.request_id, claim.count, queue)
         return [self.get(sandbox_id) for sandbox_id in ids]
 
     async def fork(self, sandbox_id: str, count: int, lease: Lease) -> list[Sandbox]:

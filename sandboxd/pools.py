@@ -125,6 +125,10 @@ class Pools:
             raise Draining("the daemon is shutting down")
         raise PoolNotFound("the pool was removed from the settings")
 
+    def stats(self) -> dict[str, PoolStats]:
+        """The numbers of those that are served, by name."""
+        return {name: pool.stats() for name, pool in self.by_name.items()}
+
     def close(self) -> None:
         """Ends all watching: the daemon is about to end."""
         self.changes.close()

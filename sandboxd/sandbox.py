@@ -44,6 +44,8 @@ class Sandbox:
     phases: StartPhases | None = None
     """The same in parts; None where it is a fork, or was reset, too."""
 
+    span: object = None
+    """That of its start, where one is recorded."""
     unclean: bool = False
     """Its start has ended, and what it left could not be removed."""
 

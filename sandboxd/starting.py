@@ -20,6 +20,7 @@ from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, StartFaile
 from sandboxd.gate import Gate
 from sandboxd.lifetime import faults_become
 from sandboxd.pacing import Pace
+from sandboxd.telemetry.recorder import NOTHING, step
 from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,8 @@ class Starter:
         async def attempt() -> Connection:
             begin = self._clock.now()
             try:
-                return await self._attempt(sandbox_id, remains)
+                with step("start attempt", {"sandboxd.attempt": len(history) + 1}):
+                    return await self._attempt(sandbox_id, remains)
             except StartFailed as error:
                 await remains.end_if_cancelled(error)
                 errors.append(error)
@@ -217,7 +219,7 @@ class Starter:
             return await self._bring_up(sandbox_id, remains)
 
     async def _prepare(self) -> None:
-        with self._failures():
+        with self._failures(), step("prepare"):
             await self._backend.prepare(self._template)
         if not self.is_prepared:
             self.is_prepared = True
@@ -252,14 +254,15 @@ class Starter:
             raise StartFailed(error.message, phase=error.phase, metadata=error.metadata) from error
 
     async def _bring_up(self, sandbox_id: str, remains: _Remains) -> Connection:
-        with self._failures():
+        with self._failures(), step("bring up"):
             async with self._clock.timeout(self._template.start_timeout):
                 connection = await self._backend.create(sandbox_id, self._template)
         remains.connection = connection
         try:
             # Many may end in one turn of the event loop, and what follows is most of what a start costs it.
             await self._gate.passed()
-            await self.set_up(connection)
+            with step("setup") if self._template.setup else NOTHING:
+                await self.set_up(connection)
         except StartFailed:
             # Whoever knows whether there is another attempt takes it away, or keeps it.
             raise

@@ -18,6 +18,16 @@ from sandboxd.quarantine import Quarantine
 from sandboxd.regulator import Regulator
 from sandboxd.sandbox import Sandbox
 from sandboxd.starting import Starter, faults_fail_the_start
+from sandboxd.telemetry.recorder import (
+    ATTEMPT_FAILURES,
+    START_DURATION,
+    Attributes,
+    begun_by,
+    count,
+    current,
+    step,
+    timed,
+)
 from sandboxd.types import SandboxState
 
 
@@ -56,9 +66,9 @@ class Starts:
         self._look = look
         self._slots: dict[str, asyncio.Future[None]] = {}
 
-    def begin(self, sandbox: Sandbox, tasks: asyncio.TaskGroup) -> None:
-        """One that the ledger counts as starting."""
-        sandbox.task = tasks.create_task(self._start(sandbox, tasks), name=f"start {sandbox.id}")
+    def begin(self, sandbox: Sandbox, tasks: asyncio.TaskGroup, cause: object) -> None:
+        """One that the ledger counts as starting. `cause` is the span of its caller, if it has one."""
+        sandbox.task = tasks.create_task(self._start(sandbox, tasks, cause), name=f"start {sandbox.id}")
 
     def resume(self, sandbox_id: str) -> None:
         """One that waits to be tried again has a slot."""
@@ -73,11 +83,16 @@ class Starts:
         self._slots.pop(sandbox.id, None)
         del self._owner.sandboxes[sandbox.id]
 
-    async def _start(self, sandbox: Sandbox, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, sandbox: Sandbox, tasks: asyncio.TaskGroup, cause: object) -> None:
         owner, begin = self._owner, self._clock.now()
         try:
-            with stopwatch.timed(self._clock.now) as watch:
-                sandbox.connection = await self._create(sandbox)
+            with (
+                begun_by(cause, "start sandbox", _told_of(sandbox)),
+                stopwatch.timed(self._clock.now) as watch,
+            ):
+                sandbox.span = current.get()
+                with timed(START_DURATION, self._clock.now, _told_of(sandbox, name=False)):
+                    sandbox.connection = await self._create(sandbox)
                 sandbox.phases = watch.read()
         except StartFailed as error:
             if sandbox.id in owner.sandboxes:
@@ -104,13 +119,19 @@ class Starts:
             owner.availability.suspect()
             owner.ledger.attempt_failed(sandbox.id)
             owner.pump()
-            await self._clock.sleep(pause)
-            owner.ledger.attempt_due(sandbox.id)
-            slot = self._slots[sandbox.id] = asyncio.get_running_loop().create_future()
-            owner.pump()
-            await slot
+            with step("back off"):
+                await self._clock.sleep(pause)
+                owner.ledger.attempt_due(sandbox.id)
+                slot = self._slots[sandbox.id] = asyncio.get_running_loop().create_future()
+                owner.pump()
+                await slot
 
-        failed, keep = partial(owner.quarantine.note, sandbox.id), partial(owner.quarantine.offered, sandbox)
+        def failed(error: StartFailed, attempt: int) -> None:
+            owner.quarantine.note(sandbox.id, error, attempt)
+            phase = str(error.phase or "")
+            count(ATTEMPT_FAILURES, {**_told_of(sandbox, name=False), "sandboxd.phase": phase})
+
+        keep = partial(owner.quarantine.offered, sandbox)
         with faults_fail_the_start(f"starting {sandbox.id}", known=StartFailed):
             connection = await self.starter.start(
                 sandbox.id, between=between, failed=failed, keep=keep, left=sandbox.is_unclean
@@ -134,3 +155,9 @@ class Starts:
             if sandbox.unclean:
                 owner.destroy_uncounted(sandbox)
         owner.pump()
+
+
+def _told_of(sandbox: Sandbox, *, name: bool = True) -> Attributes:
+    """What telemetry says of it: its name is that of its pool and a number."""
+    pool = {"sandboxd.pool": sandbox.id.rpartition("-")[0]}
+    return {**pool, "sandboxd.sandbox": sandbox.id} if name else pool

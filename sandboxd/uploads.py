@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from sandboxd.errors import InvalidRequest, SandboxdError
+from sandboxd.telemetry.recorder import annotate
+from sandboxd.types import SANDBOX_PREFIX
 from sandboxd.v1 import sandbox_service_pb2 as pb
 
 Upload = pb.WriteFileRequest | pb.UploadTreeRequest
@@ -59,7 +61,10 @@ async def upload(
         first = await incoming.next()
         if first is None or first.WhichOneof("payload") != "target":
             raise InvalidRequest("the first message of an upload must carry `target`")
-        yield first.target, incoming.data()
+        target = first.target
+        path = target.path.decode(errors="replace")
+        annotate({"sandboxd.sandbox": target.name.removeprefix(SANDBOX_PREFIX), "file.path": path})
+        yield target, incoming.data()
     except SandboxdError:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):

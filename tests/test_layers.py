@@ -17,9 +17,11 @@ from tests.source_tree import ROOT, imports, module, relative, sources
 PLACES = {
     "grpc": {
         "sandboxd/bench/health.py",
+        "sandboxd/bench/telemetry.py",
         *(
             f"sandboxd/{name}.py"
             for name in (
+                "telemetry/calls",
                 *("client", "interaction", "patience", "remote_files", "remote_pools", "resumption"),
                 *("daemon", "health_checks", "service", "status"),
             )
@@ -39,6 +41,19 @@ PLACES = {
         *(f"rl/losses/{name}.py" for name in ("clipped", "kl", "tokens", "total", "weighted")),
     },
     "vllm": {f"rl/generators/{name}.py" for name in ("plugin", "reload", "repack", "shared_memory", "vllm")},
+    "opentelemetry": {
+        *(
+            f"sandboxd/telemetry/{name}.py"
+            for name in (
+                *("calls", "counting", "encoding", "exporters", "instruments", "logs", "prometheus"),
+                *("setup", "spans"),
+            )
+        ),
+        "sandboxd/bench/telemetry.py",
+        "rl/telemetry.py",
+        "rl/tracing.py",
+    },
+    "prometheus_client": {"sandboxd/telemetry/prometheus.py"},
 }
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status"}
 # A module of the daemon may import those to its right, never one to its left.
@@ -46,6 +61,7 @@ LAYERS = [
     {"sandboxd.__main__", "sandboxd.cli"},
     {"sandboxd.commands", "sandboxd.pool_commands", "sandboxd.top", "sandboxd.bench"},
     {"sandboxd.daemon"},
+    {"sandboxd.telemetry.setup"},
     {"sandboxd.health_checks"},
     {"sandboxd.upkeep"},
     {"sandboxd.backend_set", "sandboxd.strays"},
@@ -72,6 +88,7 @@ LAYERS = [
     {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},
     {"sandboxd.queueing", "sandboxd.pacing", "sandboxd.announcements", "sandboxd.care", "sandboxd.bounds"},
     {"sandboxd.lines", "sandboxd.stopwatch"},
+    {"sandboxd.telemetry.recorder"},
     {"sandboxd.types", "sandboxd.errors"},
 ]
 PUBLIC = {"sandboxd", "sandboxd.client", "sandboxd.errors", "sandboxd.child", "sandboxd.simulation"}

@@ -17,6 +17,7 @@ from sandboxd.backends.docker_images import Image
 from sandboxd.backends.engine import Engine, EngineRefused, EngineStream
 from sandboxd.backends.native import PROGRAM
 from sandboxd.errors import Phase, StartFailed
+from sandboxd.telemetry.recorder import step
 from sandboxd.types import Template
 
 # Where the guest and its socket appear in a container.
@@ -52,22 +53,25 @@ class Start:
         _make_directory(self._directory)
         settings = _settings(template, image.user, self._first_process())
         host = _host_config(template, self._binds())
-        await self._engine.call(
-            lambda api: api.create_container(
-                image.reference,
-                name=self._name,
-                labels=labels,
-                host_config=api.create_host_config(**host),
-                **settings,
+        with step("create"):
+            await self._engine.call(
+                lambda api: api.create_container(
+                    image.reference,
+                    name=self._name,
+                    labels=labels,
+                    host_config=api.create_host_config(**host),
+                    **settings,
+                )
             )
-        )
         self._enter(Phase.START)
         # Attached before the start, so that not a byte of a first process that dies at once is missed.
         output = await self._engine.stream(f"/containers/{self._name}/attach?stream=1&stdout=1&stderr=1")
         try:
-            await self._engine.call(lambda api: api.start(self._name))
+            with step("start"):
+                await self._engine.call(lambda api: api.start(self._name))
             self._enter(Phase.READY)
-            await self._ready(output)
+            with step("ready"):
+                await self._ready(output)
         finally:
             output.close()
         # No command has run yet: the sandbox's user never sees the key, and from now on nothing can be put in

@@ -21,6 +21,7 @@ from sandboxd.backends.namespace_options import NamespaceOptions
 from sandboxd.backends.snapshots import Snapshots
 from sandboxd.errors import BackendUnavailable, Phase, SandboxLost, StartFailed
 from sandboxd.images.store import Image, ImageError
+from sandboxd.telemetry.recorder import step
 from sandboxd.types import Capabilities, Network, Template
 
 __all__ = ["NamespaceBackend", "NamespaceOptions"]
@@ -112,10 +113,12 @@ class NamespaceBackend:
         if image is not None:
             self._images[sandbox_id] = image
         try:
-            await self._order(link, sandbox_id, template, image)
+            with step("create"):
+                await self._order(link, sandbox_id, template, image)
             stopwatch.enter(Phase.READY)
             connection = GuestConnection(sandbox_id, self._socket(sandbox_id), template, lost=lost)
-            await connection.ping()
+            with step("ready"):
+                await connection.ping()
         except SandboxLost as error:
             link.lost.pop(sandbox_id, None)
             await self.destroy(sandbox_id)

@@ -32,10 +32,11 @@ def add(parts: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = "burst|sweep|ramp|poisson|churn|soak|exec|fork|bombs|starts|chaos|compare"
+    names = "burst|sweep|ramp|poisson|churn|soak|exec|fork|bombs|starts|chaos|telemetry|compare"
     shapes = bench.add_subparsers(dest="shape", required=True, metavar=names)
     for add_shape in (_burst, _sweep, _ramp, _poisson, _churn, _soak, _exec, _fork, _bombs, _starts, _chaos):
         add_shape(shapes)
+    _telemetry(shapes)
     _compare(shapes)
 
 
@@ -117,6 +118,12 @@ def _fork(shapes: Any) -> None:
     _count(fork, "--megabytes", 1, "what is copied")
     _count(fork, "--rounds", 5, "so many times")
     _running(fork)
+
+
+def _telemetry(shapes: Any) -> None:
+    told = _shape(shapes, "telemetry", "commands of a daemon with telemetry and of one without", faults=False)
+    _count(told, "--count", 100, "commands a turn")
+    _count(told, "--rounds", 50, "turns of each daemon")
 
 
 def _bombs(shapes: Any) -> None:

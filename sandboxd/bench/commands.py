@@ -157,6 +157,15 @@ async def _fork(arguments: argparse.Namespace) -> int:
     return await _measured(arguments, fork.run(options))
 
 
+async def _telemetry(arguments: argparse.Namespace) -> int:
+    # Imported late: no other shape needs OpenTelemetry.
+    from sandboxd.bench import telemetry
+
+    _check(arguments, "count", "rounds")
+    options = telemetry.Options(await _target(arguments), arguments.count, arguments.rounds)
+    return await _measured(arguments, telemetry.run(options))
+
+
 async def _bombs(arguments: argparse.Namespace) -> int:
     _check(arguments, "count", "bombs")
     if arguments.backend == "fake":
@@ -214,6 +223,7 @@ COMMANDS = {
     "bombs": _bombs,
     "starts": _starts,
     "chaos": _chaos,
+    "telemetry": _telemetry,
     "compare": _compare,
 }
 

@@ -17,6 +17,8 @@ MEANING = {
     "acquire": "acquire",
     "exec": "one command",
     "exec_at_once": "one command of many at once",
+    "exec_off": "one command without telemetry",
+    "exec_on": "one command with it",
     "exec_beside_bombs": "one command beside bombs",
     "release": "release",
     "rollout": "one scored rollout",
@@ -223,6 +225,12 @@ def _details(more: dict[str, Any]) -> list[str]:
         )
     if (bombs := more.get("bombs")) is not None:
         lines.append(f"{bombs['count']} sandboxes with bombs, {bombs['callers']} callers in the others")
+    if (told := more.get("telemetry")) is not None:
+        lines.append(
+            f"processor time of a command: {told['off_us']:.0f} µs without telemetry,"
+            f" {told['more_us']:.0f} µs more with it ({told['share']:.1%}),"
+            f" {told['bytes_sent'] / 1e6:.1f} MB sent"
+        )
     if (fork := more.get("fork")) is not None:
         whole, copy, beyond = (fork[key] * 1e3 for key in ("fork_s", "copy_s", "beyond_copy_s_each"))
         lines.append(

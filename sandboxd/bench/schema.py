@@ -162,6 +162,8 @@ class Record(Part):
     exec_at_once_s: Quantiles | None = None
     exec_beside_bombs_s: Quantiles | None = None
     rollout_s: Quantiles | None = None
+    exec_off_s: Quantiles | None = None
+    exec_on_s: Quantiles | None = None
     fill_s: Quantiles | None = None
     health_s: Quantiles | None = None
     late_s: Quantiles | None = None
@@ -187,6 +189,7 @@ class Record(Part):
     soak: dict[str, Any] | None = None
     bombs: dict[str, Any] | None = None
     fork: dict[str, float] | None = None
+    telemetry: dict[str, float] | None = None
     starts: dict[str, Any] | None = None
     chaos: dict[str, Any] | None = None
     sweep: list[Record] | None = None

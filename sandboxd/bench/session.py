@@ -75,6 +75,8 @@ class PoolOptions:
     start_limit: int | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     waiting: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the environment of a daemon of the bench's own."""
 
     def settings(self, target: Target) -> str:
         """The file of settings of a daemon with such a pool."""
@@ -143,7 +145,8 @@ async def _own(target: Target, options: PoolOptions, result: Result) -> AsyncIte
         await asyncio.to_thread(config.write_text, options.settings(target))
         before = Snapshot.take(state)
         log = Path(directory) / "daemon.log"
-        async with child_daemon(state, config=config, log=log) as address, Client(address) as client:
+        daemon = child_daemon(state, config=config, log=log, variables=options.variables)
+        async with daemon as address, Client(address) as client:
             opened = Session(client, POOL, uuid.uuid4().hex[:12])
             await _filled(opened, options.warm, patient=bool(target.faults))
             yield opened

@@ -1,0 +1,83 @@
+"""What sends to a collector, by signal and protocol. They read the OTEL_EXPORTER_OTLP_ variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.grpc import _log_exporter as grpc_logs
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetrics
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
+from opentelemetry.exporter.otlp.proto.http import _log_exporter as http_logs
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetrics
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk._logs.export import LogRecordExporter
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import INVALID_SPAN_CONTEXT
+
+from sandboxd.telemetry.encoding import readable, scope_spans
+
+Complete = Callable[[MetricsData | None], MetricsData]
+
+
+def spans(protocol: str, resource: Resource, scope: InstrumentationScope) -> SpanExporter:
+    """Takes `Span`. Raises ValueError for variables that mean nothing, as the others do."""
+    exporter = _GrpcSpans() if protocol == "grpc" else _HttpSpans()
+    exporter.of = resource, scope
+    return exporter
+
+
+def metrics(protocol: str, complete: Complete) -> MetricExporter:
+    """`complete` adds what no meter of the SDK knows to each export."""
+    exporter = _GrpcMetrics() if protocol == "grpc" else _HttpMetrics()
+    exporter.complete = complete
+    return exporter
+
+
+def logs(protocol: str) -> LogRecordExporter:
+    return grpc_logs.OTLPLogExporter() if protocol == "grpc" else http_logs.OTLPLogExporter()
+
+
+class _GrpcSpans(GrpcSpans):
+    of: tuple[Resource, InstrumentationScope]
+
+    def _translate_data(self, data: Sequence[Any]) -> ExportTraceServiceRequest:
+        (resource, scope), sent = self.of, scope_spans(data)
+        # The SDK's own encoding of an empty batch has what all batches say.
+        request = encode_spans(
+            [ReadableSpan("", INVALID_SPAN_CONTEXT, None, resource, instrumentation_scope=scope)]
+        )
+        del request.resource_spans[0].scope_spans[0].spans[:]
+        request.resource_spans[0].scope_spans[0].MergeFrom(sent)
+        return request
+
+
+class _HttpSpans(HttpSpans):
+    of: tuple[Resource, InstrumentationScope]
+
+    def export(self, spans: Sequence[Any]) -> SpanExportResult:
+        return super().export([readable(span, *self.of) for span in spans])
+
+
+class _GrpcMetrics(GrpcMetrics):
+    complete: Complete
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
+    ) -> MetricExportResult:
+        return super().export(self.complete(metrics_data), timeout_millis, **kwargs)
+
+
+class _HttpMetrics(HttpMetrics):
+    complete: Complete
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
+    ) -> MetricExportResult:
+        return super().export(self.complete(metrics_data), timeout_millis, **kwargs)
