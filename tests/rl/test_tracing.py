@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rl.otel import protocol as protocol_of
 from rl.errors import ConfigError
+from rl.otel import protocol as protocol_of
 from sandboxd.config import load
 from sandboxd.daemon import running
 from sandboxd.telemetry.settings import wanted
