@@ -12,6 +12,7 @@ import pytest
 
 from sandboxd import Box, Client, errors
 from sandboxd.types import Started
+from sandboxd.v1 import sandbox_service_pb2 as pb
 
 pytestmark = pytest.mark.anyio
 OpenDaemon = Callable[..., Any]
@@ -81,7 +82,7 @@ async def test_a_connection_that_breaks_while_input_is_sent_is_told_as_that(
             # gRPC notices it either in what it sends or in what it reads.
             for _ in range(8):
                 box = await direct.acquire("python", timeout=30)
-                async with Box(client, box.name, box.ttl).interact(["sleep", "1000"]) as running:
+                async with Box(client, pb.Sandbox(name=box.name)).interact(["sleep", "1000"]) as running:
                     assert isinstance(await anext(running), Started)
                     writing = asyncio.ensure_future(running.write(bytes(4 << 20)))
                     await asyncio.sleep(0)
