@@ -71,6 +71,17 @@ def _add_serve(parts: Any) -> None:
         help="unix:/path or host:port; may be given more than once",
     )
     serve.add_argument("--metrics", metavar="HOST:PORT", help="let Prometheus scrape the metrics here")
+    serve.add_argument("--web", metavar="HOST:PORT", help="show a live page here (docs/operations.md)")
+    serve.add_argument(
+        "--web-token-file", type=Path, metavar="FILE", help="whoever knows its line may act on the page"
+    )
+    serve.add_argument(
+        "--web-run",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="a training run for the page, as in runs/demo; may be given more than once",
+    )
     serve.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     serve.add_argument(
         "--with-parent", action="store_true", help="stop when the process that started it ends"
@@ -232,6 +243,9 @@ async def _serve(arguments: argparse.Namespace) -> int:
             state_dir=arguments.state_dir,
             listen=arguments.listen,
             metrics=arguments.metrics,
+            web=arguments.web,
+            web_token_file=arguments.web_token_file,
+            web_runs=arguments.web_run,
             log_level=arguments.log_level,
             # Whoever held its leases was the parent, and has ended.
             drain_seconds=0.0 if arguments.with_parent else None,
@@ -258,7 +272,8 @@ async def _serve(arguments: argparse.Namespace) -> int:
 
 def _say_ready(config: Config, addresses: list[str]) -> None:
     pools = ", ".join(f"{name} ({pool.backend}, {pool.warm} warm)" for name, pool in config.pools.items())
-    print(f"sandboxd {__version__} serving {' '.join(addresses)}; pools: {pools}", flush=True)
+    page = f"; page: http://{config.web}/" if config.web else ""
+    print(f"sandboxd {__version__} serving {' '.join(addresses)}; pools: {pools}{page}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

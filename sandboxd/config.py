@@ -52,6 +52,9 @@ def default_address() -> str:
     return os.environ.get("SANDBOXD_ADDRESS") or f"unix:{default_state_dir() / 'sandboxd.sock'}"
 
 
+# A token must not be found by trying.
+TOKEN_CHARACTERS = 16
+
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
 
@@ -240,6 +243,14 @@ class Config(_Section):
     metrics: str | None = None
     """Where Prometheus may scrape the metrics, `host:port`; nowhere when unset. See
     [telemetry](telemetry.md)."""
+    web: str | None = None
+    """Where the [live page](operations.md#the-live-page) is, `host:port`; nowhere when unset."""
+    web_names: list[str] = Field(default_factory=list)
+    """Names by which browsers reach the page, besides addresses and `localhost`; other names are refused."""
+    web_token_file: Path | None = None
+    """A file whose one line lets the page's users end leases and change pools; it shows only when unset."""
+    web_runs: list[Path] = Field(default_factory=list)
+    """Directories of training runs (`runs/NAME`) whose `metrics.jsonl` the page shows."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """What goes to standard error."""
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
@@ -270,9 +281,9 @@ class Config(_Section):
             raise ValueError("at least one pool is needed")
         return value
 
-    @field_validator("metrics")
+    @field_validator("metrics", "web")
     @classmethod
-    def _metrics(cls, value: str | None) -> str | None:
+    def _address(cls, value: str | None) -> str | None:
         host, _, port = (value or ":").rpartition(":")
         if value is not None and not (host and port.isdecimal()):
             raise ValueError("must be HOST:PORT, as in 127.0.0.1:9464")
@@ -298,6 +309,22 @@ class Config(_Section):
             ceiling=max(pool.start_limit for pool in pools),
             first=2 * (os.cpu_count() or 1),
         )
+
+    def web_token(self) -> str | None:
+        """What lets the page's users change something; None where nothing does. Raises ConfigError."""
+        if self.web_token_file is None:
+            return None
+        try:
+            token = self.web_token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"web_token_file {self.web_token_file} cannot be read: {why}") from error
+        if len(token) < TOKEN_CHARACTERS:
+            raise ConfigError(
+                f"web_token_file {self.web_token_file} holds {len(token)} characters: write at least"
+                f" {TOKEN_CHARACTERS}, as `openssl rand -hex 16` gives them"
+            )
+        return token
 
     def addresses(self) -> list[str]:
         """Where the daemon listens."""
@@ -325,7 +352,8 @@ def load(path: Path | None, **overrides: object) -> Config:
 
 
 # What a daemon is built on: it takes a new one to change it.
-FIXED_KEYS = ("state_dir", "images_dir", "listen", "metrics", "fake", "faults", "fault_seed")
+WEB_KEYS = ("web", "web_names", "web_token_file", "web_runs")
+FIXED_KEYS = ("state_dir", "images_dir", "listen", "metrics", *WEB_KEYS, "fake", "faults", "fault_seed")
 
 
 def check_changeable(before: Config, after: Config) -> None:

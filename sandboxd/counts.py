@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from sandboxd.fleet import Fleet
-from sandboxd.types import PoolState, PoolStats, SandboxState
+from sandboxd.types import PoolState, PoolStats, SandboxState, Share
 from sandboxd.waiters import Waiters
 
 
@@ -39,6 +41,17 @@ def stats(fleet: Fleet, waiters: Waiters, now: float, stopping: str) -> PoolStat
         oldest_wait_seconds=waiters.oldest_wait(),
         announced=regulator.sizing.announcements.begun,
     )
+
+
+def shares(fleet: Fleet) -> list[Share]:
+    """Of each tenant that holds or waits, by name. Forks count for the tenant of what they began as."""
+    ledger, weights = fleet.ledger, fleet.ledger.bounds.weights
+    active = Counter(fleet.sandboxes[name].tenant for name in ledger.active)
+    waiting = ledger.waiting.by_tenant()
+    return [
+        Share(tenant, weights.get(tenant, 1), active[tenant], *waiting.get(tenant, (0, 0)))
+        for tenant in sorted(active.keys() | waiting.keys())
+    ]
 
 
 def pool_state(fleet: Fleet, stopping: str) -> tuple[PoolState, str]:

@@ -69,6 +69,7 @@ class Leasing:
     def begin(self, sandbox: Sandbox, lease: Lease, default_ttl: float) -> None:
         """The sandbox is somebody's from now on, for `default_ttl` seconds where the lease does not say."""
         sandbox.labels, sandbox.request_id = lease.labels, lease.request_id
+        sandbox.leased = self._clock.now()
         self._set_expiry(sandbox, lease.ttl or default_ttl)
         self._fleet.keep(sandbox)
 

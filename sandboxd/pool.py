@@ -15,7 +15,7 @@ from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.care import Failure
 from sandboxd.clock import Clock, MonotonicClock
-from sandboxd.counts import pool_state, stats
+from sandboxd.counts import pool_state, shares, stats
 from sandboxd.endings import again
 from sandboxd.errors import Draining, Internal, SandboxdError, SandboxLost, SandboxNotFound
 from sandboxd.fleet import Fleet
@@ -27,7 +27,7 @@ from sandboxd.pool_options import PoolOptions
 from sandboxd.queueing import Claim
 from sandboxd.sandbox import Sandbox
 from sandboxd.telemetry.recorder import ACQUIRE_WAIT, current, link, step, timed
-from sandboxd.types import PoolState, PoolStats, SandboxState, Template
+from sandboxd.types import PoolState, PoolStats, SandboxState, Share, Template
 from sandboxd.waiters import Waiters, Watch
 
 __all__ = ["Pool", "PoolOptions"]
@@ -122,7 +122,7 @@ class Pool:
             if refusal is not None and len(self._ledger.warm) < claim.count:
                 raise again(refusal)
             if granted := self._fleet.grant_at_once(claim.count):
-                self._begin(granted, lease)
+                self._begin(granted, lease, claim.tenant)
                 self._fleet.leased(len(granted))
                 return [sandbox.id for sandbox in granted]
             waiter = self._waiters.join(lease, claim)
@@ -158,7 +158,10 @@ class Pool:
         self._check_open()
 
         async def fork() -> list[str]:
-            forks, done = self._fleet.fork(self.get(sandbox_id), count, lease)
+            parent = self.get(sandbox_id)
+            forks, done = self._fleet.fork(parent, count, lease)
+            for each in forks:
+                each.tenant = parent.tenant
             try:
                 await asyncio.shield(done)
                 return [self.get(each.id).id for each in forks]
@@ -183,12 +186,12 @@ class Pool:
 
     def granted(self, ticket: int, sandboxes: Sequence[Sandbox]) -> None:
         """The fleet's word that a waiter's sandboxes are there."""
-        self._begin(sandboxes, self._waiters.lease(ticket))
+        self._begin(sandboxes, self._waiters.lease(ticket), self._waiters.tenant(ticket))
         self._waiters.granted(ticket, sandboxes)
 
-    def _begin(self, sandboxes: Sequence[Sandbox], lease: Lease) -> None:
+    def _begin(self, sandboxes: Sequence[Sandbox], lease: Lease, tenant: str) -> None:
         for sandbox in sandboxes:
-            sandbox.gang = len(sandboxes)
+            sandbox.gang, sandbox.tenant = len(sandboxes), tenant
             self._leasing.begin(sandbox, lease, self._options.default_ttl)
 
     def forked(self, sandbox: Sandbox, lease: Lease) -> None:
@@ -321,6 +324,10 @@ class Pool:
     def stats(self) -> PoolStats:
         """Counts and totals at this moment."""
         return stats(self._fleet, self._waiters, self._clock.now(), self._stopping)
+
+    def shares(self) -> list[Share]:
+        """Of each tenant that holds or waits at this moment."""
+        return shares(self._fleet)
 
     @property
     def state(self) -> PoolState:

@@ -193,6 +193,16 @@ class Queue:
         """How many all waiters want together."""
         return sum(band.sandboxes for band in self._bands.values())
 
+    def by_tenant(self) -> dict[str, tuple[int, int]]:
+        """How many callers of each tenant wait, and how many sandboxes they want."""
+        found: dict[str, tuple[int, int]] = {}
+        for band in self._bands.values():
+            for lane in band.lanes.values():
+                if lane.line:
+                    callers, sandboxes = found.get(lane.tenant, (0, 0))
+                    found[lane.tenant] = callers + len(lane.line), sandboxes + lane.line.sandboxes
+        return found
+
     def reweigh(self, weights: Mapping[str, int]) -> None:
         """Other weights, for tenants that come from now on."""
         self._weights.clear()

@@ -27,6 +27,10 @@ class Sandbox:
     request_id: str = ""
     gang: int = 1
     """How many its request was given."""
+    tenant: str = ""
+    """On whose account it is leased; empty where another daemon granted it."""
+    leased: float | None = None
+    """When it was; None where another daemon granted it."""
     template: Template | None = None
     """Its own, where it is not the pool's: a fork's."""
     origin: Template | None = None

@@ -273,6 +273,19 @@ class PoolState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What a tenant has of a pool at one moment: sandboxes that it holds, callers of it that wait, and the
+    sandboxes that they want. The name is empty for leases that an earlier daemon granted.
+    """
+
+    tenant: str
+    weight: int
+    active: int
+    waiting: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStats:
     """Counts of one pool at one moment, and its totals since the daemon started.
 

@@ -148,6 +148,10 @@ class Waiters:
         """What a waiter wants to be written on its leases."""
         return self._waiters[ticket].lease
 
+    def tenant(self, ticket: int) -> str:
+        """On whose account a waiter waits."""
+        return self._waiters[ticket].claim.tenant
+
     def refused(self, ticket: int, error: SandboxdError) -> None:
         """A waiter that the ledger no longer knows hears why."""
         self._observe()
