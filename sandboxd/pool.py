@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from sandboxd.announcements import Announcement, Preparation
 from sandboxd.availability import Availability
@@ -64,6 +64,8 @@ class Pool:
         self._waiters = Waiters(name, self._fleet, self._ledger, self._clock)
         self._refusal: SandboxdError | None = None
         self.changes = self._fleet.changes
+        self.heard: Callable[[str, Connection], Connection] | None = None
+        """Puts itself around the connections that callers are given."""
 
     def depend_on(self, availability: Availability) -> None:
         """Starts nothing, before `run` already, while its backend is not there."""
@@ -246,7 +248,7 @@ class Pool:
         connection = self.get(sandbox_id).connection
         if connection is None:
             raise Internal(f"sandbox {sandbox_id!r} is leased but has no connection")
-        return connection
+        return connection if self.heard is None else self.heard(sandbox_id, connection)
 
     def sandboxes(self) -> list[Sandbox]:
         """All that exist, oldest first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from sandboxd import wire
+from sandboxd.backends.base import Connection
 from sandboxd.changes import Changes, paced
 from sandboxd.clock import Clock
 from sandboxd.errors import Draining, PoolNotFound, SandboxdError, SandboxNotFound
@@ -24,6 +25,8 @@ class Pools:
         self.clock = clock
         self.changes = Changes()
         self.draining = False
+        self.heard: Callable[[str, Connection], Connection] | None = None
+        """What new pools put around the connections that callers are given."""
         # Removed from the settings, but not yet without leases.
         self._removed: dict[str, Pool] = {}
         # Removed and without leases: they destroy what they have, and one of the same name may be there.
@@ -32,6 +35,7 @@ class Pools:
     def add(self, pool: Pool) -> None:
         """Serves a new one."""
         self.by_name[pool.name] = pool
+        pool.heard = self.heard
         pool.changes.forward(self.changes.tell)
 
     def remove(self, name: str, why: SandboxdError) -> None:

@@ -81,7 +81,7 @@ function outline(xs, line, top) {
   let path = "", pen = false;
   xs.forEach((share, number) => {
     const value = line.values[number];
-    if (value === null || value === undefined) { pen = false; return; }
+    if (value === null || value === undefined) { pen = pen && line.join; return; }
     path += `${pen ? "L" : "M"}${x(share)} ${y(value, top)}`;
     pen = true;
   });

@@ -37,7 +37,7 @@ function showCloseup(row) {
   }
   for (const [key, value] of Object.entries(row.place)) facts.push([key, value]);
   if (row.failure) {
-    facts.push(["failed", `${age(now() - row.failure.when)} ago, in phase ${row.failure.phase}, cause ${row.failure.cause.toLowerCase()}`],
+    facts.push(["failed", `${age(now() - row.failure.when)} ago, attempt ${row.failure.attempt}, in phase ${row.failure.phase}, cause ${row.failure.cause.toLowerCase()}`],
       ["because", row.failure.message]);
     if (row.failure.log) facts.push(["its last lines", row.failure.log]);
   }
@@ -54,29 +54,30 @@ function showCloseup(row) {
 function showCommands(row) {
   const box = $("closeup-commands");
   if (!row.commands.length) {
-    const words = row.state === "GONE" ? "" : row.trouble || "No named command runs here or is kept. Commands without a name are not listed.";
+    const words = row.state === "GONE" ? "" : row.trouble || "No command has run here since the daemon began.";
     if (box.textContent !== words) box.replaceChildren(...(words ? [element("p", { class: "note" }, words)] : []));
     return;
   }
   if (!box.querySelector("article")) box.replaceChildren();
-  fill(box, row.commands.map((command) => [command.id, command]), commandBox);
+  fill(box, [...row.commands].reverse().map((command) => [command.id, command]), commandBox);
 }
 
-function commandBox(id) {
+function commandBox(id, first) {
   const state = element("span", { class: "badge" }), box = element("article");
   const streams = ["stdout", "stderr"].map((stream) => {
     const title = element("h4"), text = element("pre", { tabindex: "0", "aria-label": `${stream} of ${id}` });
     box.append(title, text);
     return { stream, title, text };
   });
-  box.prepend(element("div", { class: "head" }, element("h3", {}, element("code", {}, id)), state));
+  box.prepend(element("div", { class: "head" }, element("h3", {}, element("code", {}, first.argv || id)), state));
   box.update = (command) => {
     put(state, command.running ? "running" : command.ended || "ended");
     state.className = `badge ${command.running ? "good" : ""}`;
     for (const { stream, title, text } of streams) {
       const size = command[`${stream}_bytes`], shown = command[stream], follow = text.scrollTop + text.clientHeight >= text.scrollHeight - 4;
-      put(title, `${stream}, the end of ${count(size)} bytes`);
-      title.hidden = text.hidden = !size;
+      put(title, size ? `${stream}${size > shown.length ? ", the end" : ""} of ${count(size)} bytes` : `${stream}: nothing yet`);
+      text.hidden = !size;
+      title.hidden = !size && stream === "stderr";
       put(text, shown);
       if (follow) text.scrollTop = text.scrollHeight;
     }

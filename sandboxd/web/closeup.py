@@ -1,4 +1,4 @@
-"""One sandbox from near: what is known of it, its named commands, and the end of their output."""
+"""One sandbox from near: what is known of it, its commands, and the end of their output."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sandboxd.backends.base import Commands
 from sandboxd.errors import InvalidRequest, SandboxdError
 from sandboxd.pools import Pools
 from sandboxd.types import SANDBOX_PREFIX, CommandInfo, Exited, SandboxState, Stderr, Stdout
+from sandboxd.web.transcripts import Transcripts, ending
 from sandboxd.web.view import Row, failure_row, lease_row
 
 COMMANDS_SHOWN = 20
@@ -17,11 +18,12 @@ TAIL_BYTES = 8192
 PATIENCE_SECONDS = 2.0
 
 
-async def closeup(pools: Pools, sandbox_id: str) -> Row:
+async def closeup(pools: Pools, transcripts: Transcripts, sandbox_id: str) -> Row:
     """All of one sandbox. Raises SandboxNotFound, LeaseExpired, SandboxLost, InvalidRequest."""
     pool, sandbox_id = pools.holding(f"{SANDBOX_PREFIX}{sandbox_id}")
     known = await pool.inspect(sandbox_id)
-    row: Row = {"id": sandbox_id, "pool": pool.name, "state": "GONE", "place": known.place, "commands": []}
+    row: Row = {"id": sandbox_id, "pool": pool.name, "state": "GONE", "place": known.place}
+    row["commands"] = transcripts.of(sandbox_id)
     if known.failure is not None:
         row["failure"] = failure_row(pool.name, known.failure)
     sandbox = known.sandbox
@@ -41,11 +43,12 @@ async def _add_commands(row: Row, commands: Commands) -> None:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             known = await commands.known()
-            row["commands"] = [await _command(commands, info) for info in known[-COMMANDS_SHOWN:]]
+            row["commands"] += [await _command(commands, info) for info in known[-COMMANDS_SHOWN:]]
     except TimeoutError:
         row["trouble"] = f"its commands were not told within {PATIENCE_SECONDS:g} s"
     except InvalidRequest:
-        row["trouble"] = "this sandbox has no named commands"
+        # It has none that keep their output.
+        return
     except SandboxdError as error:
         row["trouble"] = error.message
 
@@ -70,17 +73,8 @@ async def _command(commands: Commands, info: CommandInfo) -> dict[str, Any]:
                 streams[number] += event.data
                 begins[number] = event.offset + len(event.data)
             elif isinstance(event, Exited):
-                ended = _ending(event)
+                ended = ending(event)
             if info.running and all(begin >= end for begin, end in zip(begins, ends, strict=True)):
                 break
     stdout, stderr = (bytes(stream[-TAIL_BYTES:]).decode(errors="replace") for stream in streams)
     return {**told, "stdout": stdout, "stderr": stderr, "ended": ended}
-
-
-def _ending(event: Exited) -> str:
-    words = event.reason.name.lower().replace("_", " ")
-    if words == "exited":
-        words = f"exit code {event.exit_code}"
-    elif event.signal:
-        words = f"{words} by signal {event.signal}"
-    return f"{words} after {event.wall:.2f} s"

@@ -63,7 +63,7 @@ function tellLink() {
   if (words === link) return;
   link = words;
   $("link").textContent = words;
-  $("link").className = `badge ${live ? (draining ? "" : "good") : "bad"}`;
+  $("link").className = `badge ${live ? (draining ? "fair" : "good") : "bad"}`;
   document.body.classList.toggle("stale", begun && !live);
 }
 
@@ -98,13 +98,15 @@ function fill(body, entries, make) {
 }
 
 function tableRow(cells, update) {
-  const line = element("tr");
+  const line = element("tr", { role: "row" });
+  for (const each of cells) each.setAttribute("role", each.tagName === "TH" ? "rowheader" : "cell");
   line.append(...cells);
   line.update = update;
   return line;
 }
 
-const cell = (kind = "") => element("td", { class: kind });
+// The label stands before the value where the screen is too narrow for a table.
+const cell = (kind = "", label = "") => element("td", { class: kind, "data-label": label });
 const sized = (box, empty, entries) => { $(box).hidden = !entries.length; $(empty).hidden = entries.length > 0; };
 
 function opener(name) {
@@ -121,22 +123,31 @@ function show() {
   showRuns();
 }
 
+const failures = (row) => row.start_failures_total + row.unhealthy_total + row.lost_total;
+
 function showFailures() {
   const entries = Object.entries(rows.failures).sort((a, b) => b[1].when - a[1].when);
   sized("failures-box", "no-failures", entries);
-  put($("failures-count"), entries.length ? `${entries.length}` : "");
+  const failed = Object.values(rows.pools).reduce((sum, row) => sum + failures(row), 0);
+  put($("failures-count"), failed ? count(failed) : "");
+  put($("failures-note"), entries.length < failed ? `The last ${entries.length} that are known, of ${count(failed)} since the daemon began.` : "");
   fill($("failures-rows"), entries, (key, row) => {
-    const ago = cell("tight"), what = cell("wide");
+    const ago = cell("tight", "Ago"), what = cell("wide"), phase = cell("", "Phase"), cause = cell("tight", "Cause");
+    const attempt = cell("number", "Attempt");
+    phase.append(row.phase);
+    cause.append(row.cause.toLowerCase());
+    attempt.append(`${row.attempt}`);
     what.append(row.message);
     if (row.log) what.append(element("details", {}, element("summary", {}, "Its last lines"), element("pre", {}, row.log)));
     const cells = [ago, element("th", { scope: "row", class: "tight" }, opener(row.sandbox)),
-      element("td", {}, row.phase), element("td", { class: "tight" }, row.cause.toLowerCase()),
-      element("td", { class: "number" }, `${row.attempt}`), what];
+      phase, cause, attempt, what];
     return tableRow(cells, (newer) => put(ago, age(now() - newer.when)));
   });
 }
 
 function showLeases() {
+  $("unlock-form").hidden = Boolean(token);
+  $("unlocked").hidden = $("actions-head").hidden = !token;
   const wanted = $("filter").value.toLowerCase();
   const holder = (row) => Object.entries(row.labels).map(([key, value]) => `${key}=${value}`).join(" ") || "–";
   const all = Object.entries(rows.leases).sort((a, b) => a[1].since - b[1].since);
@@ -147,7 +158,8 @@ function showLeases() {
   put($("leases-note"), all.length && all.length < leased
     ? `${all.length} of ${leased} leases, those that are held longest.` : "");
   fill($("leases-rows"), entries, (key) => {
-    const held = cell("number"), ends = cell("number"), tenant = cell(), who = cell("wide"), uses = cell("number"), act = cell("act");
+    const held = cell("number", "Held for"), ends = cell("number", "Ends in"), tenant = cell("", "Tenant");
+    const who = cell("wide", "Holder"), uses = cell("number", "Leases"), act = cell("act");
     const release = element("button", { type: "button", class: "small" }, "Release");
     release.setAttribute("aria-label", `Release ${key}`);
     release.onclick = () => act_on(`sandboxes/${key}/release`, {}, `End the lease of ${key}? Its holder loses it.`);
@@ -159,7 +171,7 @@ function showLeases() {
       put(tenant, row.tenant || "–");
       put(who, holder(row));
       put(uses, `${row.uses}`);
-      release.hidden = !token;
+      release.hidden = act.hidden = !token;
     });
   });
 }
@@ -168,7 +180,8 @@ function showTenants() {
   const entries = Object.entries(rows.tenants).sort();
   sized("tenants-box", "no-tenants", entries);
   fill($("tenants-rows"), entries, () => {
-    const cells = [element("th", { scope: "row" }), cell(), cell("number"), cell("number"), cell("number"), cell("number")];
+    const cells = [element("th", { scope: "row" }), cell("", "Pool"),
+      ...["Weight", "Holds", "Callers waiting", "They want"].map((label) => cell("number", label))];
     return tableRow(cells, (row) => {
       const values = [row.tenant || "of an earlier daemon", row.pool, row.weight, row.active, row.waiting, row.wanted];
       values.forEach((value, number) => put(cells[number], `${value}`));
@@ -194,7 +207,7 @@ function poolCard(name) {
   }
   const chart = new Chart("Sandboxes; failures as red marks"), starts = new Chart("Median start", "low");
   const facts = element("ul", { class: "facts" }), told = {};
-  for (const key of ["Starts", "Next free in", "Longest wait", "Starting at once, at most", "Size at most", "Leased in all", "Expired", "Lost"]) {
+  for (const key of ["Starts", "Next free in", "Longest wait", "Starts at once", "Size limit", "Leased so far", "Expired", "Lost"]) {
     told[key] = element("b");
     facts.append(element("li", {}, `${key} `, told[key]));
   }
@@ -203,13 +216,12 @@ function poolCard(name) {
     chart.figure, starts.figure, facts);
   card.update = (row) => {
     put(state, row.state);
-    state.className = `badge ${{ OK: "good", UNAVAILABLE: "bad" }[row.state] || ""}`;
+    state.className = `badge ${{ OK: "good", UNAVAILABLE: "bad" }[row.state] || "fair"}`;
     put(reason, row.state_reason || "");
     reason.hidden = !row.state_reason;
     form.hidden = !token;
-    const failed = row.start_failures_total + row.unhealthy_total + row.lost_total;
     for (const key of ["active", "starting", "waiting"]) put(shown[key], count(row[key]));
-    put(shown.failed, count(failed));
+    put(shown.failed, count(failures(row)));
     if (shown.warm.dataset.said !== `${row.warm}/${row.warm_target}`) {
       shown.warm.dataset.said = `${row.warm}/${row.warm_target}`;
       shown.warm.replaceChildren(count(row.warm), element("small", {}, ` of ${count(row.warm_target)}`));
@@ -217,9 +229,9 @@ function poolCard(name) {
     put(told.Starts, `${row.starts_per_second.toFixed(1)} /s`);
     put(told["Next free in"], seconds(row.next_free_seconds));
     put(told["Longest wait"], seconds(row.oldest_wait_seconds));
-    put(told["Starting at once, at most"], `${row.start_limit}`);
-    put(told["Size at most"], count(row.size_limit));
-    put(told["Leased in all"], count(row.acquired_total));
+    put(told["Starts at once"], `up to ${row.start_limit}`);
+    put(told["Size limit"], count(row.size_limit));
+    put(told["Leased so far"], count(row.acquired_total));
     put(told.Expired, count(row.expired_total));
     put(told.Lost, count(row.lost_total));
     drawPool(chart, starts, name, row);

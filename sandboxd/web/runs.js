@@ -38,7 +38,7 @@ function runCard(name) {
     const kinds = Object.fromEntries(names.map((key, number) => [key, `l${number % 6} ${["", "dashed", "dotted"][Math.floor(number / 6) % 3]}`.trim()]));
     const column = (key) => steps.map((row) => row[key] ?? null);
     const latest = (key) => [...steps].reverse().find((row) => key in row)[key];
-    rates.draw(xs, names.map((key) => ({ kind: kinds[key], values: column(key) })), 1,
+    rates.draw(xs, names.map((key) => ({ kind: kinds[key], values: column(key), join: true })), 1,
       `Solve rate by family: ${names.map((key) => `${key.slice(FAMILY.length)} ${percent(latest(key))}`).join(", ")}.`);
     put(rates.top, "up to 100 %");
     fill(families, names.map((key) => [key, { first: steps.find((row) => key in row)[key], latest: latest(key), kind: kinds[key] }]), familyRow);
@@ -68,7 +68,7 @@ function line(chart, xs, values, say, top) {
   chart.figure.hidden = !known.length;
   if (!known.length) return;
   const most = Math.max(...known), words = `now ${say(known[known.length - 1])}, at most ${say(most)}`;
-  chart.draw(xs, [{ kind: "s-active", values }], top || nice(most), words);
+  chart.draw(xs, [{ kind: "s-active", values, join: true }], top || nice(most), words);
   put(chart.top, words);
 }
 

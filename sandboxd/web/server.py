@@ -21,6 +21,7 @@ from sandboxd.web.board import Board, Reader
 from sandboxd.web.closeup import closeup
 from sandboxd.web.guard import HEADERS, Guard, refused
 from sandboxd.web.runs import Run
+from sandboxd.web.transcripts import Transcripts
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ FILES = {
 class Site:
     """The handlers of one daemon's page."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, transcripts: Transcripts) -> None:
+        self._transcripts = transcripts
         self._board = board
         self._pools = board.pools
         self._open = 0
@@ -90,7 +92,7 @@ class Site:
 
     async def sandbox(self, request: web.Request) -> web.Response:
         """See `closeup`."""
-        return await _answered(closeup(self._pools, request.match_info["sandbox"]))
+        return await _answered(closeup(self._pools, self._transcripts, request.match_info["sandbox"]))
 
     async def release(self, request: web.Request) -> web.Response:
         """Ends a lease."""
@@ -143,10 +145,12 @@ async def served(config: Config, pools: Pools) -> AsyncIterator[None]:
     guard = Guard([*config.web_names, config.web.rpartition(":")[0]], config.web_token())
     board = Board(pools, [Run(directory) for directory in config.web_runs], actions=guard.actions)
     application = web.Application(middlewares=[guard.middleware], client_max_size=BODY_BYTES)
-    application.add_routes(Site(board).routes())
+    transcripts = Transcripts(pools.clock)
+    application.add_routes(Site(board, transcripts).routes())
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     pools.changes.forward(board.changed)
+    pools.heard = transcripts.heard
     try:
         await _listen(runner, config.web)
         async with Tasks() as tasks:

@@ -128,7 +128,11 @@ class Tab:
     async def look_like(self, width: int, height: int, scheme: str) -> None:
         """The size of the window in pixels, and `light` or `dark`."""
         await self.ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.ask("Emulation.setEmulatedMedia", features=features)
