@@ -74,8 +74,9 @@ function commandBox(id, first) {
     put(state, command.running ? "running" : command.ended || "ended");
     state.className = `badge ${command.running ? "good" : ""}`;
     for (const { stream, title, text } of streams) {
-      const size = command[`${stream}_bytes`], shown = command[stream], follow = text.scrollTop + text.clientHeight >= text.scrollHeight - 4;
-      put(title, size ? `${stream}${size > shown.length ? ", the end" : ""} of ${count(size)} bytes` : `${stream}: nothing yet`);
+      const size = command[`${stream}_bytes`], shown = command[stream];
+      const follow = text.scrollTop + text.clientHeight >= text.scrollHeight - 4;
+      put(title, size ? `${stream}, ${size > new TextEncoder().encode(shown).length ? "the end of " : ""}${count(size)} bytes` : `${stream}: nothing yet`);
       text.hidden = !size;
       title.hidden = !size && stream === "stderr";
       put(text, shown);

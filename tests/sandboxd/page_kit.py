@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import socket
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -30,7 +31,7 @@ class State:
     """What a page knows after the messages that it was told."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, dict[str, Any]] = {}
+        self.rows: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self.points: dict[str, list[Any]] = {}
         self.messages = 0
         self.begin: dict[str, Any] = {}
@@ -42,7 +43,7 @@ class State:
             self.points.setdefault(pool, []).extend(points)
         for section, change in message.items():
             if isinstance(change, dict):
-                rows = self.rows.setdefault(section, {})
+                rows = self.rows[section]
                 rows.update(change.get("set", {}))
                 for key in change.get("gone", ()):
                     del rows[key]
