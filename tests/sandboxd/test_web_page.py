@@ -99,7 +99,7 @@ async def test_it_lives_through_a_burst_a_failure_and_a_restart(tmp_path: Path, 
         # What a screen reader says unasked.
         assert "failed in phase setup" in await shown.until("document.querySelector('#news').textContent")
         assert shown.errors == []
-        before = await shown.value("points.python[0][0]")
+        before = await shown.until("points.python && points.python[0][0]")
         await daemon.kill()
         await shown.until("document.querySelector('#link').classList.contains('bad')")
         await daemon.start()

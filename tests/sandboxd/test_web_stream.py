@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import socket
@@ -16,6 +15,7 @@ from sandboxd.clock import ManualClock
 from sandboxd.daemon import running
 from sandboxd.pools import Pools
 from sandboxd.types import Command, Exited, ExitReason, PoolStats, Stderr, Stdout
+from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.web.board import Board, Reader
 from sandboxd.web.history import POINTS_KEPT, History
 from sandboxd.web.runs import Run
@@ -68,11 +68,13 @@ async def test_a_lease_from_its_grant_to_its_end(tmp_path: Path) -> None:
 async def test_named_commands_are_asked_for_their_output(tmp_path: Path) -> None:
     async with asyncio.timeout(30), page(settings(tmp_path, token=False)) as (session, client):
         box = await client.acquire("python", timeout=20)
-        running_on = box.stream(["sh", "-c", "echo mine; exec sleep 60"], command_id="job", detached=True)
-        async with contextlib.aclosing(running_on) as events:
-            async for event in events:
-                if isinstance(event, Stdout):
-                    break
+        argv = [b"sh", b"-c", b"echo mine; exec sleep 60"]
+        call = box._stub.ExecCommand(
+            pb.ExecCommandRequest(name=box.name, argv=argv, command_id="job", detached=True)
+        )
+        while not (await call.read()).HasField("stdout"):
+            pass
+        call.cancel()
         name = box.name.removeprefix("sandboxes/")
         (command,) = json.loads((await told(session, "GET", f"/sandboxes/{name}"))[1])["commands"]
         assert (command["id"], command["running"], command["stdout"]) == ("job", True, "mine\n")
