@@ -12,16 +12,17 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from sandboxd.client import Client
 from sandboxd.config import ConfigError
+from sandboxd.recent import Recent, failed_total
 from sandboxd.types import PoolState, PoolStats
 
-COUNTS = ("WARM", "STARTING", "ACTIVE", "WAITING", "DELETING", "START", "PER S", "NEXT", "OLDEST")
+COUNTS = ("WARM", "STARTING", "ACTIVE", "WAITING", "FAILED", "DELETING", "START", "PER S", "NEXT", "OLDEST")
 COLOURS = {
     PoolState.OK: "green",
     PoolState.DEGRADED: "yellow",
@@ -47,10 +48,17 @@ async def _watch(arguments: argparse.Namespace) -> None:
     console = Console()
     live = console.is_terminal and not (arguments.json or arguments.once)
     async with Client(arguments.address) as client, contextlib.aclosing(_told(client, arguments)) as watch:
+        recent = Recent(client, arguments.pool) if console.is_terminal and not arguments.json else None
         screen = Live(console=console, auto_refresh=False, screen=False) if live else None
         with screen or contextlib.nullcontext():
             async for pools in watch:
-                _show(pools, console, screen, as_json=arguments.json)
+                if recent is not None:
+                    await recent.look(pools)
+                    (screen.update if screen else console.print)(_tables(pools, recent))
+                    if screen:
+                        screen.refresh()
+                else:
+                    _show(pools, as_json=arguments.json)
                 if arguments.once:
                     return
 
@@ -66,18 +74,20 @@ async def _told(client: Client, arguments: argparse.Namespace) -> AsyncGenerator
                 yield {arguments.pool: stats}
 
 
-def _show(pools: Told, console: Console, screen: Live | None, *, as_json: bool) -> None:
-    if screen is not None:
-        screen.update(_table(pools), refresh=True)
-    elif as_json:
+def _show(pools: Told, *, as_json: bool) -> None:
+    if as_json:
         numbers = {name: dataclasses.asdict(stats) for name, stats in pools.items()}
         print(json.dumps({"time": time.time(), "pools": numbers}), flush=True)
-    elif console.is_terminal:
-        console.print(_table(pools))
-    else:
-        for name, stats in pools.items():
-            print(_line(name, stats))
-        sys.stdout.flush()
+        return
+    for name, stats in pools.items():
+        print(_line(name, stats))
+    sys.stdout.flush()
+
+
+def _tables(pools: Told, recent: Recent) -> Group:
+    # A line between two of them; what a sandbox or a caller wrote is no markup.
+    below = [part for table in recent.tables() for part in (Text(), table)]
+    return Group(_table(pools), *below)
 
 
 def _table(pools: Told) -> Table:
@@ -91,7 +101,7 @@ def _table(pools: Told) -> Table:
 
 
 def _cells(stats: PoolStats) -> list[str]:
-    counts = (stats.starting, stats.active, stats.waiting, stats.deleting)
+    counts = (stats.starting, stats.active, stats.waiting, failed_total(stats), stats.deleting)
     return [
         f"{stats.warm} of {stats.warm_target}",
         *map(str, counts),

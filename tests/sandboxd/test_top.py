@@ -18,6 +18,7 @@ from tests.sandboxd.conftest import daemon_process
 from tests.sandboxd.test_cli import run
 
 POOLS = '[pools.a]\nbackend = "fake"\nwarm = 1\n[pools.b]\nbackend = "fake"\nwarm = 0\n'
+POOLS += '[pools.c]\nbackend = "fake"\nwarm = 0\nsetup = ["false"]\n'
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def ended(process: subprocess.Popen[bytes]) -> int:
 def test_once(address: str) -> None:
     done = run("top", "--address", address, "--once")
     lines = done.stdout.decode().splitlines()
-    assert (done.returncode, len(lines)) == (0, 2)
+    assert (done.returncode, len(lines)) == (0, 3)
     assert "  a  OK  warm " in lines[0]
     one = run("top", "--address", address, "--once", "--pool", "b").stdout.decode()
     assert "  b  OK  warm 0 of 0" in one
@@ -51,7 +52,7 @@ def test_a_line_for_each_change_until_ctrl_c(address: str) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         first = json.loads(process.stdout.readline())
-        assert list(first["pools"]) == ["a", "b"]
+        assert list(first["pools"]) == ["a", "b", "c"]
         run("pool", "set", "--address", address, "b", "--warm", "3")
         while json.loads(process.stdout.readline())["pools"]["b"]["warm"] < 3:
             pass
@@ -70,6 +71,14 @@ def test_a_live_table_on_a_terminal(address: str) -> None:
         run("pool", "set", "--address", address, "b", "--warm", "7")
         while b"7 of 7" not in shown:
             shown += os.read(ours, 4096)
+        lease = [sys.executable, "-m", "sandboxd", "exec", "--address", address, "b", "--", "sleep", "60"]
+        with subprocess.Popen(lease) as holder:
+            while b"LEASED" not in shown:
+                shown += os.read(ours, 4096)
+            holder.send_signal(signal.SIGINT)
+        run("exec", "--address", address, "c", "--", "true")
+        while b"setup" not in shown:
+            shown += os.read(ours, 4096)
         assert ended(process) == 0
     os.close(ours)
     # It overwrites itself: the cursor goes up.
@@ -80,7 +89,7 @@ def test_a_live_table_on_a_terminal(address: str) -> None:
     ("arguments", "code", "words"),
     [
         (["--interval", "0"], 2, "--interval 0: must be from 0.02 to 60 seconds"),
-        (["--pool", "none"], 1, "no pool 'none'; this daemon has: a, b"),
+        (["--pool", "none"], 1, "no pool 'none'; this daemon has: a, b, c"),
     ],
 )
 def test_bad_input_is_one_line(address: str, arguments: list[str], code: int, words: str) -> None:
