@@ -43,6 +43,7 @@ from sandboxd.types import Reloaded
 from sandboxd.upkeep import Surroundings, Upkeep
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+from sandboxd.web.page import page
 
 if TYPE_CHECKING:
     from sandboxd.telemetry.setup import Recording
@@ -268,7 +269,7 @@ async def running(
         checks = HealthChecks(servicer, upkeep)
         bound = stack.enter_context(contextlib.ExitStack())
         addresses = _listen(server, config, bound)
-        await stack.enter_async_context(_page(config, upkeep.pools))
+        await stack.enter_async_context(page(config, upkeep.pools))
         # Callers wait from now on; an address that is taken has ended no lease.
         await stack.enter_async_context(upkeep.run())
         await server.start()
@@ -292,19 +293,6 @@ async def _telemetry(wanted: Wanted | None, stack: contextlib.AsyncExitStack) ->
     from sandboxd.telemetry.setup import recorded
 
     return await stack.enter_async_context(recorded(wanted))
-
-
-@contextlib.asynccontextmanager
-async def _page(config: Config, pools: Pools) -> AsyncIterator[None]:
-    """The live page, where the settings want one. Raises ConfigError."""
-    if config.web is None:
-        yield
-        return
-    # Imported late: a daemon without a page need not pay for it.
-    from sandboxd.web.server import served
-
-    async with served(config, pools):
-        yield
 
 
 class Reloading:

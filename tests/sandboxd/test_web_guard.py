@@ -148,7 +148,7 @@ async def test_names_that_lead_nowhere(tmp_path: Path, path: str, status: int) -
 
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     for value in ("8080", ":80", "127.0.0.1:", "127.0.0.1:http"):
-        with pytest.raises(ConfigError, match=r"must be HOST:PORT, as in 127\.0\.0\.1:8080"):
+        with pytest.raises(ConfigError, match="must be HOST:PORT"):
             load(None, web=value)
     short = tmp_path / "token"
     short.write_text("secret\n")
