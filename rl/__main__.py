@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from rl import eval_command, processes
+from rl import eval_command, packing_bench, processes
 from rl.bench import command as bench_command
 from rl.comparison import write_comparison
 from rl.config import Config, load
@@ -26,6 +26,8 @@ from rl.model import ModelNotFound
 from rl.progress import Progress
 from rl.report import write_report
 from rl.run import find_start, run
+from rl.study import add_parser as add_study_parser
+from rl.study import study
 from rl.tasks import UnknownFamily
 from sandboxd.errors import BackendUnavailable, PoolNotFound, SandboxdError
 
@@ -65,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--runs-dir", type=Path, help="where runs are kept (default: runs)")
     eval_command.add_parser(commands)
     bench_command.add_parser(commands)
+    add_study_parser(commands)
+    packing_bench.add_parser(commands)
     report = commands.add_parser("report", help="write a run's report.html again, or compare several runs")
     report.add_argument("run", type=Path, nargs="+", help="directory of a run; several are put side by side")
     return top
@@ -113,12 +117,19 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def bench(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """What prints figures and needs no care at Ctrl-C: `bench`, `study`, `packing`."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_COLUMNS)
     try:
-        width = None if sys.stdout.isatty() else FILE_COLUMNS
-        return OK if bench_command.bench(arguments, Console(highlight=False, width=width)) else FAILED
+        if arguments.command == "bench":
+            return OK if bench_command.bench(arguments, console) else FAILED
+        if arguments.command == "study":
+            console.print(f"figures: {study(arguments, console)}", markup=False, soft_wrap=True)
+        else:
+            packing_bench.packing(arguments, console)
     except KeyboardInterrupt:
         return INTERRUPTED
+    return OK
 
 
 async def interruptible(work: Coroutine[Any, Any, Result], progress: Progress) -> Result:
@@ -156,8 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs = arguments.run
             print(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs))
             return OK
-        if arguments.command == "bench":
-            return bench(arguments)
+        if arguments.command in ("bench", "study", "packing"):
+            return measure(arguments)
         return evaluate(arguments) if arguments.command == "eval" else train(arguments, began)
     except USER_ERRORS as error:
         print(f"rl: {_line(error)}", file=sys.stderr)
