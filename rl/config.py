@@ -71,6 +71,10 @@ class TrainerConfig(_Section):
     """Weight of the divergence from the model that the run began with; its copy costs memory and time."""
     kl_estimator: KlName = "k3"
     """How the divergence is estimated."""
+    lora_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Rank of the low-rank adapters that are trained in place of the whole model; the whole model when 0."""
+    lora_alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
+    """An adapter counts alpha / rank times."""
     max_pass_tokens: Count = 2048
     """Tokens of one forward and backward pass; more need more memory (about 3 MB each at 135M parameters)."""
     threads: Annotated[int, Field(ge=0)] = 0
@@ -261,6 +265,14 @@ class Config(_Section):
                 "policy drop_late needs a staleness_bound of at least 1, for with 0 every batch waits for "
                 "all that runs: raise the bound, or choose windowed, with spare_groups if need be"
             )
+        return value
+
+    @field_validator("generator")
+    @classmethod
+    def _takes_adapters(cls, value: GeneratorConfig, info: ValidationInfo) -> GeneratorConfig:
+        trainer = info.data.get("trainer")
+        if trainer is not None and trainer.lora_rank and value.servers:
+            raise ValueError("servers take no adapters: leave out trainer.lora_rank, or the servers")
         return value
 
     @field_validator("episode")

@@ -161,8 +161,10 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
     opens = generator_opens(config, model_path, logs, precision)
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
-        shared = config.generator.weights == "shared_memory" and config.generator.backend != "fake"
-        segment = stack.enter_context(open_segment_file(weights)) if shared else None
+        # An adapter goes as files: it is small, and not laid out as the engine's weights are.
+        by_file = config.generator.weights == "file" or config.trainer.lora_rank > 0
+        by_file |= config.generator.backend == "fake"
+        segment = None if by_file else stack.enter_context(open_segment_file(weights))
         trainer: Trainer = FakeTrainer()
         generator: Generator = fake_generator(tokenizer, config.seed)
         async with asyncio.TaskGroup() as starting:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rl import packed_attention
+from rl import lora, packed_attention
 from rl.batching import PackedPass, pack_pass, plan_passes
 from rl.config import TrainerConfig
 from rl.errors import CheckpointFailed, ConfigError, NonFiniteStep
@@ -41,7 +42,8 @@ SAVED_PER_LAYER = 40
 class TorchTrainer:
     """Model and AdamW state, float32; matrix products take factors in `precision`. `step_count` is the number
     of steps taken since the base model. With a divergence in the loss, its reference is a copy of the model
-    as it was given, which `restore` leaves alone: a second model in memory, and a forward pass more.
+    as it was given, which `restore` leaves alone: a second model in memory, and a forward pass more. With
+    adapters (`rl.lora`) the base model is the reference, and "weights" are the adapters' alone.
 
     A step accumulates gradients and changes the weights only at its end, under `_weights`; `save` and
     `write_weights` may therefore be called from another thread at any time and see whole steps only.
@@ -57,10 +59,14 @@ class TorchTrainer:
         self.step_count = 0
         self._config = config
         self._objective = config.objective
-        self._reference = frozen_copy(model) if config.kl_coefficient > 0 else None
+        diverging = config.kl_coefficient > 0
+        self._reference = frozen_copy(model) if diverging and not config.lora_rank else None
+        if config.lora_rank:
+            lora.add_adapters(model, config.lora_rank, config.lora_alpha)
+            self._reference = model if diverging else None
         self._factors = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self._weights = threading.Lock()
-        self._parameters = dict(model.named_parameters())
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._shared: SharedWeights | None = None
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
@@ -171,7 +177,8 @@ class TorchTrainer:
     def _reference_logprobs(self, packed: PackedPass) -> Tensor | None:
         if self._reference is None:
             return None
-        with torch.no_grad():
+        off = lora.adapters_off(self.model) if self._reference is self.model else nullcontext()
+        with torch.no_grad(), off:
             return self.logprobs(packed, self._reference)
 
     def _apply(self, loss: float) -> float:
@@ -195,8 +202,11 @@ class TorchTrainer:
 
     def write_weights(self, path: Path) -> int:
         """Writes the weights as one safetensors file in the precision of factors, tied ones once; returns
-        their step."""
+        their step. Adapters are written as peft has them, beside where `path` would be."""
         with self._weights:
+            if self._config.lora_rank:
+                lora.write_adapter(self.model, path.parent)
+                return self.step_count
             parameters = self._parameters.items()
             save_file({name: p.detach().to(self._factors).contiguous() for name, p in parameters}, path)
             return self.step_count
@@ -212,7 +222,7 @@ class TorchTrainer:
 
     def save(self, directory: Path) -> int:
         """Writes weights, optimiser and random states into an existing directory; returns the step they
-        belong to. Raises CheckpointFailed when the disk does not take them."""
+        belong to; of adapters also peft's files. Raises CheckpointFailed when the disk does not take them."""
         with self._weights:
             weights = {name: p.detach().contiguous() for name, p in self._parameters.items()}
             state = {"step": self.step_count, "updates": self._update_counts()}
@@ -220,6 +230,8 @@ class TorchTrainer:
                 save_file(weights, directory / "model.safetensors")
                 save_file(dict(self._moments()) | random_states(), directory / "optimizer.safetensors")
                 (directory / "trainer.json").write_text(json.dumps(state))
+                if self._config.lora_rank:
+                    lora.write_adapter(self.model, directory)
             except (OSError, SafetensorError) as error:
                 raise CheckpointFailed(str(error)) from error
             return self.step_count
@@ -228,7 +240,8 @@ class TorchTrainer:
         """Reads what `save` wrote; returns its step. Raises ConfigError when the model differs."""
         state = json.loads((directory / "trainer.json").read_text())
         weights = load_file(directory / "model.safetensors")
-        if set(weights) != set(self._parameters):
+        shapes = {name: value.shape for name, value in weights.items()}
+        if shapes != {name: parameter.shape for name, parameter in self._parameters.items()}:
             raise ConfigError(f"checkpoint {directory} is of another model: its parameters differ")
         moments = load_file(directory / "optimizer.safetensors")
         with self._weights, torch.no_grad():

@@ -36,7 +36,10 @@ PLACES = {
         "sandboxd/images/engine.py",
     },
     "torch": {
-        *(f"rl/{name}.py" for name in ("model", "packed_attention", "padding", "shared_weights", "trainer")),
+        *(
+            f"rl/{name}.py"
+            for name in ("lora", "model", "packed_attention", "padding", "shared_weights", "trainer")
+        ),
         *(f"rl/generators/{name}.py" for name in ("repack", "shared_memory")),
         *(f"rl/losses/{name}.py" for name in ("clipped", "kl", "tokens", "total", "weighted")),
     },

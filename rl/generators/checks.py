@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rl.adapter_files import is_adapter, misfit
 from rl.generator import UpdateFailed
 from rl.segment import NotInSegment, open_segment
 
@@ -56,9 +57,14 @@ def segment_identity(path: Path) -> tuple[int, int] | None:
 
 def check_weights(path: Path, model: Path, version: int = 0) -> None:
     """Raises UpdateFailed unless `path`, a directory or a segment that holds `version`, holds the same
-    tensors, by name and shape, as the directory `model`."""
+    tensors, by name and shape, as the directory `model`, or an adapter that fits them."""
     new = tensor_shapes(path) if path.is_dir() else segment_shapes(path, version)
     old = tensor_shapes(model)
+    if path.is_dir() and is_adapter(path):
+        layer = misfit(path, new, old)
+        if layer is not None:
+            raise UpdateFailed(f"the adapter {path} did not load: {layer} does not fit {model}")
+        return
     wrong = sorted((new.keys() ^ old.keys()) - TIED)
     wrong += sorted(name for name in new.keys() & old.keys() if new[name] != old[name])
     if wrong:

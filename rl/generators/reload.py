@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from rl.adapter_files import is_adapter
 from rl.generators.plugin import BACKEND, register
 
 
@@ -20,9 +22,16 @@ class Reload:
     device: Any
     weight_transfer_engine: Any
 
-    def reload_all_weights(self, weights_path: str) -> None:
-        """vLLM's own reload from a directory, and then the output layer."""
-        self.reload_weights(weights_path=weights_path)
+    def reload_all_weights(self, weights_path: str, base_path: str) -> None:
+        """vLLM's own reload from a directory, and then the output layer. An adapter is added to the weights
+        in `base_path`: vLLM forgets which model it was started with."""
+        from rl import lora
+
+        directory = Path(weights_path)
+        if is_adapter(directory):
+            self.reload_weights(weights_iterator=lora.merged(Path(base_path), directory))
+        else:
+            self.reload_weights(weights_path=weights_path)
         pack_tied_head(self.model_runner.get_model())
 
     def take_from(self, segment_path: str) -> None:

@@ -210,7 +210,8 @@ class VllmGenerator:
         stopped = time.monotonic()
         try:
             if segment is None:
-                await engine.collective_rpc("reload_all_weights", kwargs={"weights_path": str(path)})
+                paths = {"weights_path": str(path), "base_path": str(self._settings.model)}
+                await engine.collective_rpc("reload_all_weights", kwargs=paths)
                 await engine.update_weight_version(str(version))
             else:
                 await self._transfer(engine, version)

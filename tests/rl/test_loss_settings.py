@@ -50,6 +50,11 @@ def test_only_dr_grpo_leaves_advantages_undivided() -> None:
         ({"trainer": {"loss": "grpo", "length_tokens": 9}}, "loss 'grpo' does not read it"),
         ({"trainer": {"kl_estimator": "k1"}}, "input should be 'k2' or 'k3'"),
         ({"trainer": {"overlong_tokens": 193}}, "may sample only 192 tokens: make it smaller"),
+        (
+            {"trainer": {"lora_rank": 8}, "generator": {"servers": ["http://a:1"]}},
+            "servers take no adapters: leave out trainer.lora_rank",
+        ),
+        ({"trainer": {"lora_rank": -1}}, "trainer.lora_rank = -1"),
         ({"episode": {"top_p": 0.9}}, "episode.top_p = 0.9: training draws from the whole policy"),
         ({"generator": {"temperature": 0.7}}, "without the sampling mask"),
         ({"top_k": 5}, "top_k = 5: training draws"),

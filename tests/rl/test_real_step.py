@@ -20,6 +20,7 @@ from rl.weights import Publisher, open_segment_file, weights_directory
 ROOT = Path(__file__).parents[2]
 OBSERVATION = np.array([30, 31, 32], np.int32)
 CONFIG = TrainerConfig(learning_rate=1e-2, warmup_steps=0)
+ADAPTERS = TrainerConfig(learning_rate=1e-2, warmup_steps=0, lora_rank=4)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,17 @@ async def check_update_in_flight(generator: Generator, publisher: Publisher) -> 
         assert sum(span.end - span.start for span in request.result().spans) == len(request.result().ids)
 
 
+async def check_adapters(generator: Generator, publisher: Publisher, trainer: TrainerProcess) -> None:
+    """Only the adapter travels, and what is drawn then agrees with a trainer that holds base and adapter."""
+    groups = [await played(generator, number) for number in range(6, 8)]
+    await trainer.step(Batch(1, packed(groups)))
+    await publisher.publish(3)
+    group = await played(generator, 8)
+    assert group.oldest_version == 3
+    report = await trainer.step(Batch(2, packed([group])))
+    assert report.mismatch_kl < 1e-4
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "default",  # importing vLLM warns of what it uses itself
@@ -111,5 +123,12 @@ def test_a_real_step_trains_publishes_and_draws_from_the_new_weights(tiny: Path,
                 await train_and_publish(generator, trainer, publisher)
                 await check_new_weights(generator, trainer)
                 await check_update_in_flight(generator, publisher)
+                async with start_trainer(tmp_path / "adapters.log") as adapting:
+                    await adapting.load(tiny, ADAPTERS)
+                    directory = weights / "adapters"
+                    directory.mkdir()
+                    await check_adapters(generator, Publisher(adapting, generator, tiny, directory), adapting)
+                    (live,) = directory.iterdir()
+                    assert [file.name for file in live.glob("*.safetensors")] == ["adapter_model.safetensors"]
 
     asyncio.run(body())
