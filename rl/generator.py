@@ -95,6 +95,15 @@ class GeneratorStats:
     preemptions: int = 0
 
 
+def check_fits(context_ids: TokenIds, sampling: Sampling, max_context: int) -> None:
+    """Raises ContextTooLong unless the context and all that may be drawn after it fit into so many tokens."""
+    if len(context_ids) + sampling.max_tokens > max_context:
+        raise ContextTooLong(
+            f"{len(context_ids)} context tokens and {sampling.max_tokens} new ones do not fit into"
+            f" {max_context}"
+        )
+
+
 class Generator(Protocol):
     """Draws from the current weights, and takes new ones while requests run.
 

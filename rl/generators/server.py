@@ -23,13 +23,13 @@ import tenacity
 
 from rl.errors import ConfigError
 from rl.generator import (
-    ContextTooLong,
     Generation,
     GeneratorDead,
     GeneratorStats,
     GeneratorUnavailable,
     Sampling,
     UpdateFailed,
+    check_fits,
 )
 from rl.generators.checks import check_weights, segment_identity
 from rl.types import TokenIds, VersionSpan
@@ -118,11 +118,7 @@ class ServerGenerator:
                 ) from error
 
     async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
-        if len(context_ids) + sampling.max_tokens > self._settings.max_context:
-            raise ContextTooLong(
-                f"{len(context_ids)} context tokens and {sampling.max_tokens} new ones do not fit into "
-                f"{self._settings.max_context}"
-            )
+        check_fits(context_ids, sampling, self._settings.max_context)
         self._check_alive()
         version = self._version
         self._running += 1

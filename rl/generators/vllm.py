@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl.generator import ContextTooLong, Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed
+from rl.generator import Generation, GeneratorDead, GeneratorStats, Sampling, UpdateFailed, check_fits
 from rl.generators.checks import check_weights, segment_identity
 from rl.generators.engine_stats import EngineStats
 from rl.generators.surroundings import (
@@ -145,11 +145,7 @@ class VllmGenerator:
         from vllm.inputs import TokensPrompt
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if len(context_ids) + sampling.max_tokens > self._settings.max_context:
-            raise ContextTooLong(
-                f"{len(context_ids)} context tokens and {sampling.max_tokens} new ones do not fit into "
-                f"{self._settings.max_context}"
-            )
+        check_fits(context_ids, sampling, self._settings.max_context)
         # The salt keeps keys and values that old weights computed from serving new requests.
         prompt = TokensPrompt(prompt_token_ids=context_ids.tolist(), cache_salt=f"v{self._version}")
         self._begin(len(context_ids))

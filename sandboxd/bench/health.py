@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -18,6 +17,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from sandboxd.bench.child_process import child_process
 from sandboxd.bench.result import Result, quantiles
 
 INTERVAL_SECONDS = 0.02
@@ -27,17 +27,7 @@ TIMEOUT_SECONDS = 60.0
 @contextlib.asynccontextmanager
 async def asked_meanwhile(address: str, result: Result) -> AsyncIterator[None]:
     """While the block runs, the daemon is asked; `result` then has `health_s` and `health`."""
-    command = [sys.executable, "-m", "sandboxd.bench.health", address]
-    process = await asyncio.to_thread(
-        subprocess.Popen,
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # Ctrl-C is for the bench, which ends it.
-        process_group=0,
-    )
-    try:
+    async with child_process("sandboxd.bench.health", address) as process:
         if process.stdout is None:
             raise AssertionError("the asking process was started with a pipe")
         await asyncio.to_thread(process.stdout.readline)
@@ -45,9 +35,6 @@ async def asked_meanwhile(address: str, result: Result) -> AsyncIterator[None]:
         # The end of its input ends it.
         said, _ = await asyncio.to_thread(process.communicate)
         _note(json.loads(said), result)
-    finally:
-        process.kill()
-        await asyncio.to_thread(process.communicate)
 
 
 def _note(heard: dict[str, Any], result: Result) -> None:

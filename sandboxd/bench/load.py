@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandboxd.bench import phases
+from sandboxd.bench.child_process import child_process
 from sandboxd.bench.client_limit import Shares
 from sandboxd.bench.plan import Plan, Visit
 from sandboxd.bench.readings import Readings, thinned
@@ -106,25 +106,9 @@ async def _all(processes: list[_Process], word: dict[str, Any] | None = None) ->
 
 @contextlib.asynccontextmanager
 async def _processes(count: int) -> AsyncIterator[list[_Process]]:
-    command = [sys.executable, "-m", "sandboxd.bench.client_process"]
-    processes: list[_Process] = []
-    try:
-        for _ in range(count):
-            child = await asyncio.to_thread(
-                subprocess.Popen,
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                # Ctrl-C is for the bench, which ends them.
-                process_group=0,
-            )
-            processes.append(_Process(child))
-        yield processes
-    finally:
-        for process in processes:
-            process.child.kill()
-            await asyncio.to_thread(process.child.communicate)
+    async with contextlib.AsyncExitStack() as stack:
+        children = [child_process("sandboxd.bench.client_process") for _ in range(count)]
+        yield [_Process(await stack.enter_async_context(each)) for each in children]
 
 
 def note(load: Load, readings: Readings, result: Result) -> None:
