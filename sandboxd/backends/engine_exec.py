@@ -16,6 +16,8 @@ from sandboxd.errors import SandboxLost
 STDOUT, STDERR = 1, 2
 # Of each stream of a program that is to print little; the rest falls.
 PRINTED_BYTES = 16 << 20
+# What a program gets to end once its input has.
+ENDING_S = 5.0
 
 
 class Printed(NamedTuple):
@@ -51,18 +53,25 @@ class EngineExec:
         return self._stream.frames()
 
     async def fill(self, data: AsyncIterator[bytes]) -> Printed:
-        """Feeds it all of `data` and returns what it printed; when it ends early the rest is left."""
+        """Feeds it all of `data` and returns what it printed; when it ends early the rest is left.
+
+        However this ends, the program has ended before: nothing it does comes after what is done about it.
+        One that takes no notice of its input's end gets `ENDING_S`.
+        """
         feeding = asyncio.create_task(self._feed_all(data))
         printing = asyncio.create_task(self._printed())
         try:
             await asyncio.wait({feeding, printing}, return_when=asyncio.FIRST_COMPLETED)
             if feeding.done():
                 feeding.result()
-            return await printing
+            return await asyncio.shield(printing)
         finally:
             feeding.cancel()
+            await asyncio.wait({feeding})
+            self.end_input()
+            await asyncio.wait({printing}, timeout=ENDING_S)
             printing.cancel()
-            await asyncio.wait({feeding, printing})
+            await asyncio.wait({printing})
             self.close()
 
     async def _feed_all(self, data: AsyncIterator[bytes]) -> None:

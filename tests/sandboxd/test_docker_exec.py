@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
 
 from sandboxd.backends.docker import DockerBackend
 from sandboxd.backends.docker_exec import ExecConnection
+from sandboxd.backends.docker_files import ExecFiles
+from sandboxd.backends.engine_exec import EngineExec
 from sandboxd.errors import FileFailed, FileNotFound, InvalidRequest, SandboxLost
 from sandboxd.types import Command, Exited, ExitReason, Started, Stdout, Template
 from tests.sandboxd.docker_kit import docker_backend, engine, pieces, run, sandbox
@@ -157,6 +159,24 @@ async def test_a_source_that_fails_replaces_nothing(box: ExecConnection) -> None
         await box.files.write(b"kept", failing(), 0o600)
     assert [piece async for piece in box.files.read(b"kept")] == [b"old"]
     assert (await run(box, "ls", "-A", "/workspace")).stdout == b"kept\n"
+
+
+async def test_a_source_that_fails_before_its_program_works(box: ExecConnection) -> None:
+    delays = iter(["1", "0"])  # what takes the data, what takes it away again
+
+    def start(argv: list[str]) -> Awaitable[EngineExec]:
+        delay = next(delays)
+        order = f'sleep {delay}; "$@"; code=$?; echo {delay} >>ended; exit $code'
+        return box.start(["sh", "-c", order, "sh", *argv])
+
+    async def failing() -> AsyncIterator[bytes]:
+        raise RuntimeError("the source broke")
+        yield b""
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        await ExecFiles(start).write(b"kept", failing(), 0o600)
+    assert (await run(box, "cat", "ended")).stdout == b"1\n0\n"
+    assert (await run(box, "ls", "-A", "/workspace")).stdout == b"ended\n"
 
 
 async def test_named_commands_are_refused(box: ExecConnection) -> None:
