@@ -1,7 +1,8 @@
 """What all Docker sandboxes of one image share, done once: pull and working directory.
 
 A sandbox's user may not make directories at the root, and doing it in each container costs a tenth of a
-second each; so an image is derived that has the working directory, and removed when the backend closes.
+second each; so an image is derived that has the working directory and an open /tmp, and removed when the
+backend closes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ UNKNOWN = re.compile(
     re.IGNORECASE,
 )
 RATE_LIMIT_RETRY_SECONDS = 60.0
+# A directory's bit in the Engine's description of a file (Go's fs.ModeDir).
+GO_DIRECTORY = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Images:
             await self._pull(name, timeout)
             found = await self._engine.call(lambda api: api.inspect_image(name))
         user = _unprivileged((found.get("Config") or {}).get("User") or "")
-        digest = hashlib.sha256(f"{found['Id']} {cwd} {user}".encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{found['Id']} {cwd} {user} open /tmp".encode()).hexdigest()[:16]
         derivation = _Derivation(
             found["Id"], f"sandboxd-{self._instance}:{digest}", cwd, user, self._instance
         )
@@ -214,8 +217,9 @@ class _Derivation:
         )["Id"]
         try:
             missing = self._missing(api, container)
-            if missing:
-                api.put_archive(container, "/", self._tar(missing))
+            closed = self._closed_tmp(api, container)
+            if missing or closed:
+                api.put_archive(container, "/", self._tar(missing, open_tmp=closed))
             repository, _, tag = self.tag.partition(":")
             api.commit(container, repository=repository, tag=tag, changes=f"LABEL {LABEL}={self.instance}")
         finally:
@@ -233,10 +237,23 @@ class _Derivation:
                 missing.append(str(candidate).lstrip("/"))
         return missing[::-1]
 
-    def _tar(self, directories: list[str]) -> bytes:
+    def _closed_tmp(self, api: Api, container: str) -> bool:
+        """Whether the image's /tmp is closed to its user: runc gives what is mounted there the same mode."""
+        try:
+            pieces, found = api.get_archive(container, "/tmp")  # noqa: S108 - inside the container
+        except docker.errors.NotFound:
+            return True
+        pieces.close()
+        return bool(found["mode"] & GO_DIRECTORY) and found["mode"] & 0o777 != 0o777
+
+    def _tar(self, directories: list[str], *, open_tmp: bool) -> bytes:
         owner, _, group = self.user.partition(":")
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
+            if open_tmp:
+                entry = tarfile.TarInfo("tmp")
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
+                archive.addfile(entry)
             for directory in directories:
                 entry = tarfile.TarInfo(directory)
                 entry.type = tarfile.DIRTYPE

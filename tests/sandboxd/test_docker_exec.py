@@ -179,6 +179,12 @@ async def test_a_source_that_fails_before_its_program_works(box: ExecConnection)
     assert (await run(box, "ls", "-A", "/workspace")).stdout == b"ended\n"
 
 
+async def test_the_temporary_directory_is_open(box: ExecConnection) -> None:
+    """The image's own is root's, mode 0755."""
+    mode = await run(box, "sh", "-c", "stat -c %a /tmp && touch /tmp/a && ls /tmp")
+    assert mode.stdout == b"1777\na\n"
+
+
 async def test_named_commands_are_refused(box: ExecConnection) -> None:
     with pytest.raises(InvalidRequest, match="make guest"):
         await run(box, "true", id="it")
