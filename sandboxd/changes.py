@@ -43,6 +43,22 @@ class Changes:
         if listener in self._listeners:
             self._listeners.remove(listener)
 
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Returns when a change has made `holds` true. It is asked at every change, and no task wakes before."""
+        maybe = asyncio.Event()
+
+        def look() -> None:
+            if holds():
+                maybe.set()
+
+        self.forward(look)
+        try:
+            while not holds():
+                maybe.clear()
+                await maybe.wait()
+        finally:
+            self.drop(look)
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
         """An event that each change sets; whoever watches clears it before looking."""

@@ -70,10 +70,12 @@ class Fleet:
         self._clock = clock
         self._retry = retry
         self._alarm = Alarm(clock, self.pump)
-        # Another pool has left slots; its own plan is finished first.
+        # One plan for all that happens in a turn of the loop: many starts may end in one, and another pool that
+        # has left slots finishes its own plan first.
         self._soon = Soon(self.pump)
+        self.pump_soon = self._soon.set
         self._lull = Lull(self.pump, LULL_SECONDS, LONGEST_SECONDS)
-        self._runs = False
+        self._runs = self._full = False
         self.closing = asyncio.Event()
 
     def bind(self, bounds: Bounds, regulation: Regulation, care: Care, listener: Listener) -> Ledger:
@@ -182,6 +184,7 @@ class Fleet:
         self._checkups.doubt_overdue()
         self.regulator.held = self.availability.error is not None
         plan, again = self.regulator.plan(self.ledger, self._clock.now(), self._starts.starter)
+        self._full = plan.held_back > 0 or self.ledger.starts_full
         if again is not None:
             self._alarm.set(again, self._tasks)
         for ticket, names in plan.grant:
@@ -221,7 +224,12 @@ class Fleet:
         self._pump_later()
 
     def _pump_later(self) -> None:
-        """For what nobody waits for: a plan costs as much as a grant, and starts take from the same host."""
+        """For what nobody waits for: a plan costs as much as a grant, and starts take from the same host.
+
+        None where the last one could begin no more starts: the end of one that is under way brings the next.
+        """
+        if self._full:
+            return
         if self.ledger.waiting or len(self.ledger.warm) < LEAST_SHARE * self.ledger.bounds.warm_target:
             self._soon.set()
         else:

@@ -9,6 +9,7 @@ import sqlite3
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,23 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # One that could not be written is tried again after this pause, with the first change that comes then.
 AGAIN_SECONDS = 1.0
 Statements = list[tuple[str, tuple[object, ...]]]
+# A commit writes each page that it changes: sandboxes lie in one tree, without another for their ids. An older
+# daemon's table is used as it is.
 SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
 PRAGMA user_version = {VERSION};
-CREATE TABLE IF NOT EXISTS sandboxes (id TEXT PRIMARY KEY, pool TEXT NOT NULL, entry TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS sandboxes (
+    id TEXT PRIMARY KEY, pool TEXT NOT NULL, entry TEXT NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS endings (id TEXT PRIMARY KEY, pool TEXT NOT NULL, ending TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS totals (pool TEXT PRIMARY KEY, totals TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS templates (
     pool TEXT NOT NULL, digest TEXT NOT NULL, template TEXT NOT NULL, PRIMARY KEY (pool, digest)
 );
 """
+# Replaced, the row would get another number, and its index another page.
+TOTALS = "INSERT INTO totals VALUES (?, ?) ON CONFLICT (pool) DO UPDATE SET totals = excluded.totals"
 
 
 class JournalFile:
@@ -184,7 +191,7 @@ class PoolJournal:
         self._file = file
         self._pool = pool
         past = file.past(pool)
-        self._totals = past.totals
+        self._totals = _json(past.totals)
         # All that there is, so that a file that missed something can be written anew.
         self._entries = {entry.id: entry for entry in past.entries}
         self._templates = {entry.made_from: entry.origin for entry in past.entries if entry.origin}
@@ -216,7 +223,7 @@ class PoolJournal:
     def commit(self, totals: Totals) -> None:
         if not (self._noted or self._endings or self._file.void):
             return
-        self._totals = dataclasses.replace(totals)
+        self._totals = _json(totals)
         self._file.write(self)
         if self._file.void:
             # All will be written then, and this would grow meanwhile.
@@ -263,16 +270,16 @@ class PoolJournal:
         if self._endings:
             too_old = "DELETE FROM endings WHERE rowid <= (SELECT max(rowid) - ? FROM endings)"
             statements.append((too_old, (REMEMBERED_ENDINGS,)))
-        statements.append(("INSERT OR REPLACE INTO totals VALUES (?, ?)", (self._pool, _json(self._totals))))
+        statements.append((TOTALS, (self._pool, self._totals)))
         return statements
 
 
 def _past(db: sqlite3.Connection, pool: str) -> Past:
-    def read(column: str, table: str) -> list[dict[str, Any]]:
-        rows = db.execute(f"SELECT {column} FROM {table} WHERE pool = ? ORDER BY rowid", (pool,))  # noqa: S608
+    def read(column: str, table: str, order: str) -> list[dict[str, Any]]:
+        rows = db.execute(f"SELECT {column} FROM {table} WHERE pool = ? ORDER BY {order}", (pool,))  # noqa: S608
         return [json.loads(text) for (text,) in rows]
 
-    totals = read("totals", "totals")
+    totals = read("totals", "totals", "pool")
     rows = db.execute("SELECT digest, template FROM templates WHERE pool = ?", (pool,))
     templates = {digest: template_record.load(text) for digest, text in rows}
     entries = [
@@ -283,18 +290,27 @@ def _past(db: sqlite3.Connection, pool: str) -> Past:
                 "origin": templates.get(values["made_from"]),
             }
         )
-        for values in read("entry", "sandboxes")
+        for values in read("entry", "sandboxes", "id")
     ]
+    entries.sort(key=attrgetter("created"))
     return Past(
         entries,
-        [Ending(**values) for values in read("ending", "endings")],
+        [Ending(**values) for values in read("ending", "endings", "rowid")],
         Totals(**totals[0]) if totals else Totals(),
     )
 
 
+# The template of an entry is kept beside it, once for all that were made from it.
+_NAMES = {
+    kind: tuple(field.name for field in dataclasses.fields(kind) if field.name != "origin")
+    for kind in (Entry, Ending, Totals)
+}
+_VALUES = {kind: attrgetter(*names) for kind, names in _NAMES.items()}
+
+
 def _json(value: Entry | Ending | Totals) -> str:
-    # The template of an entry is kept beside it, once for all that were made from it.
-    return json.dumps({name: getattr(value, name) for name in value.__slots__ if name != "origin"})
+    kind = type(value)
+    return json.dumps(dict(zip(_NAMES[kind], _VALUES[kind](value), strict=True)))
 
 
 def _read_boot() -> str:

@@ -82,6 +82,17 @@ class Ledger:
         """How many of the starts at once may be forks: half, so that neither keeps the other waiting."""
         return max(1, self.bounds.start_limit // 2)
 
+    @property
+    def _slots(self) -> int:
+        """How many more starts may be under way; negative after the limit was lowered."""
+        limit = 1 if self.degraded else self.bounds.start_limit
+        return limit - len(self.starting) - min(len(self.forking), self.fork_limit)
+
+    @property
+    def starts_full(self) -> bool:
+        """True when no more starts may be under way before one of them ends."""
+        return self._slots <= 0
+
     def rebound(self, bounds: Bounds) -> None:
         """Other bounds hold from now on. Tenants that wait keep their weight until they do not."""
         self.bounds = bounds
@@ -148,8 +159,7 @@ class Ledger:
             self.waiting.serve()
             grants.append((head, granted))
         evicted = self._evict()
-        slots = (1 if self.degraded else self.bounds.start_limit) - len(self.starting)
-        slots -= min(len(self.forking), self.fork_limit)
+        slots = self._slots
         now = slots if room is None else min(slots, room)
         resumed = self._resume(now)
         started = self._start(now - len(resumed), may_fill=may_fill)

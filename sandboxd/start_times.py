@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import bisect
 from collections import deque
 
 SAMPLES = 256
@@ -15,16 +15,22 @@ class StartTimes:
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=SAMPLES)
+        # The same, sorted: every plan asks for the median.
+        self._sorted: list[float] = []
         self._ends: deque[float] = deque(maxlen=SAMPLES)
 
     def observe(self, now: float, seconds: float) -> None:
         """A start that took so long has succeeded."""
+        if len(self._seconds) == SAMPLES:
+            del self._sorted[bisect.bisect_left(self._sorted, self._seconds[0])]
         self._seconds.append(seconds)
+        bisect.insort(self._sorted, seconds)
         self._ends.append(now)
 
     def median(self) -> float | None:
         """None before the first."""
-        return statistics.median(self._seconds) if self._seconds else None
+        count = len(self._sorted)
+        return (self._sorted[(count - 1) // 2] + self._sorted[count // 2]) / 2 if count else None
 
     def per_second(self, now: float) -> float:
         """Starts that succeeded in each of the last seconds, on average.

@@ -41,6 +41,8 @@ class Owner(Protocol):
     quarantine: Quarantine
     listener: Listener
 
+    pump_soon: Callable[[], None]
+
     def pump(self) -> None: ...
 
     def is_ready(self, sandbox: Sandbox) -> None: ...
@@ -110,7 +112,7 @@ class Starts:
         owner.regulator.started(now, sandbox.start_seconds)
         owner.is_ready(sandbox)
         owner.ledger.start_succeeded(sandbox.id)
-        owner.pump()
+        owner.pump_soon()
 
     async def _create(self, sandbox: Sandbox) -> Connection:
         owner = self._owner

@@ -139,10 +139,9 @@ class Upkeep:
         async with pool.run():
             self.pools.add(pool)
             begun.set()
-            with self.pools.changes.watched() as changed:
-                while not self._ending and not (self.pools.is_removed(pool) and pool.idle):
-                    changed.clear()
-                    await changed.wait()
+            await self.pools.changes.until(
+                lambda: self._ending or (self.pools.is_removed(pool) and pool.idle)
+            )
             # At once: whoever reads the settings now makes a new one.
             self.pools.ends(pool)
         self.pools.forget(pool)
