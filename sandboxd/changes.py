@@ -44,7 +44,7 @@ class Changes:
             self._listeners.remove(listener)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Returns when a change has made `holds` true. It is asked at every change, and no task wakes before."""
+        """Returns when a change has made `holds` true: asked at each, and no task wakes before."""
         maybe = asyncio.Event()
 
         def look() -> None:

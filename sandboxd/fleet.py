@@ -70,8 +70,8 @@ class Fleet:
         self._clock = clock
         self._retry = retry
         self._alarm = Alarm(clock, self.pump)
-        # One plan for all that happens in a turn of the loop: many starts may end in one, and another pool that
-        # has left slots finishes its own plan first.
+        # One plan for all that happens in a turn of the loop: many starts may end in one, and another pool
+        # that has left slots finishes its own plan first.
         self._soon = Soon(self.pump)
         self.pump_soon = self._soon.set
         self._lull = Lull(self.pump, LULL_SECONDS, LONGEST_SECONDS)

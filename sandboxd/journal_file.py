@@ -26,8 +26,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # One that could not be written is tried again after this pause, with the first change that comes then.
 AGAIN_SECONDS = 1.0
 Statements = list[tuple[str, tuple[object, ...]]]
-# A commit writes each page that it changes: sandboxes lie in one tree, without another for their ids. An older
-# daemon's table is used as it is.
+# A commit writes each page that it changes: sandboxes lie in one tree, without another for their ids. The
+# table of an older daemon is used as it is.
 SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;

@@ -51,21 +51,43 @@ class Broken(Exception):
 
 
 class Channel:
-    """One connection: whole frames in both directions, memory bounded by the largest frame."""
+    """One connection: whole frames in both directions, memory bounded by the largest frame and one receipt.
+
+    The loop watches the socket from the first wait on, and as long as somebody waits when something comes:
+    what comes while nobody does is left in the socket, whose other end then has to wait.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
         self._room = FIRST_RECEIVE_BYTES
         self._late = False
+        self._halfway = False
+        self._watched = False
+        self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
+
+    def may_be_kept(self) -> bool:
+        """Whether another operation may follow: all that came was taken, and all that was begun was sent."""
+        self._room = FIRST_RECEIVE_BYTES
+        return not (self._buffer or self._halfway or self._late)
 
     async def send(self, data: bytes) -> None:
         """Raises Broken."""
         try:
-            await self._loop.sock_sendall(self._sock, data)
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
         except OSError as error:
             raise Broken(error.strerror) from error
+        if sent == len(data):
+            return
+        self._halfway = True
+        try:
+            await self._loop.sock_sendall(self._sock, memoryview(data)[sent:])
+        except OSError as error:
+            raise Broken(error.strerror) from error
+        self._halfway = False
 
     def tell(self, data: bytes) -> None:
         """Sends a few bytes if they are taken at once: for the last word before `close`."""
@@ -83,7 +105,9 @@ class Channel:
         timer = None if patience is None else self._loop.call_later(patience, self._give_up)
         try:
             while True:
-                await self._receive()
+                # Where one receipt has brought all that fits, there is more.
+                if self._room == FIRST_RECEIVE_BYTES or not self._receive():
+                    await self._readable()
                 found = self.arrived()
                 if found is not None:
                     return found
@@ -106,9 +130,35 @@ class Channel:
         found = wire.split(buffer, wire.MAX_REPLY)
         return None if found is None else found[1]
 
-    async def _receive(self) -> None:
+    async def _readable(self) -> None:
+        """Returns when something was received."""
+        waiter = self._waiter = self._loop.create_future()
+        if not self._watched:
+            self._watched = True
+            self._loop.add_reader(self._sock, self._ready)
         try:
-            data = await self._loop.sock_recv(self._sock, self._room)
+            await waiter
+        finally:
+            self._waiter = None
+
+    def _ready(self) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self._watched = False
+            self._loop.remove_reader(self._sock)
+            return
+        try:
+            if self._receive():
+                waiter.set_result(None)
+        except (Broken, TimeoutError) as error:
+            waiter.set_exception(error)
+
+    def _receive(self) -> bool:
+        """Takes what is there; False where there is nothing. Raises as `frame`."""
+        try:
+            data = self._sock.recv(self._room)
+        except (BlockingIOError, InterruptedError):
+            return False
         except OSError as error:
             raise Broken(error.strerror) from error
         if self._late:
@@ -118,6 +168,7 @@ class Channel:
         if len(data) == self._room:
             self._room = RECEIVE_BYTES
         self._buffer += data
+        return True
 
     def _give_up(self) -> None:
         self._late = True
@@ -127,6 +178,7 @@ class Channel:
     def close(self) -> None:
         """Idempotent."""
         # The loop would otherwise keep what waits on the number of a descriptor that is somebody else's.
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
         self._sock.close()

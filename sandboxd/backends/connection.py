@@ -1,7 +1,8 @@
 """The daemon's way into a guest: a unix-socket connection for each operation, and no trust in the replies.
 
 One connection an operation makes back-pressure the kernel's business: a reader that stalls fills its own
-socket and nobody else's. A guest that breaks the protocol loses its sandbox, and only that.
+socket and nobody else's. One is kept for the next when a command has ended. A guest that breaks the protocol
+loses its sandbox, and only that.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class GuestConnection:
         self._template = template
         self._watched_elsewhere = lost is not None
         self._spare: Channel | None = None
+        self._keeps = False
         self._lost = asyncio.get_running_loop().create_future() if lost is None else lost
         self._lost.add_done_callback(lambda _: self._drop_spare())
         self.files = GuestFiles(self.channel, self.absolute)
@@ -74,6 +76,8 @@ class GuestConnection:
                 if feeder is not None:
                     feeder.cancel()
                     await asyncio.wait([feeder])
+                if execution.over:
+                    self._keep(channel)
 
     def _first(self, command: Command) -> bytes:
         """The frame that starts a command; a named one takes its standard input along."""
@@ -112,9 +116,11 @@ class GuestConnection:
     async def ping(self) -> None:
         """See `base.Connection.ping`."""
         async with self.channel(Phase.READY) as channel:
-            await channel.send(wire.frame(wire.PING))
-            if (await channel.frame())[0] != wire.PING:
+            await channel.send(wire.frame(wire.PING, wire.KEPT))
+            kind, payload = await channel.frame()
+            if kind != wire.PING:
                 raise wire.Malformed("something else than a ping in return")
+            self._keeps = payload == wire.KEPT
             # A ping leaves a connection as it was: the first operation takes it, and need not dial.
             self._spare = channel
 
@@ -130,7 +136,13 @@ class GuestConnection:
 
     async def close(self) -> None:
         """See `base.Connection.close`."""
+        self._keeps = False
         self._drop_spare()
+
+    def _keep(self, channel: Channel) -> None:
+        """For the next operation, where none is kept already."""
+        if self._keeps and self._spare is None and not self._lost.done() and channel.may_be_kept():
+            self._spare = channel
 
     def _drop_spare(self) -> None:
         spare, self._spare = self._spare, None

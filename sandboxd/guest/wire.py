@@ -1,7 +1,9 @@
 """Frames between the daemon and a guest, and how requests pack their fields; native/wire.h is the other side.
 
 A frame is one type byte, the payload's length as an unsigned 32-bit big-endian number, and the payload.
-A connection serves one operation, named by its first frame; nothing else follows it but what belongs to it.
+A connection serves one operation at a time, named by its first frame; nothing else follows that but what
+belongs to it. A frame that names another lets go of it, as closing the connection does: what still runs is
+ended. So one that is over may be followed by the next, in a guest that answers a ping of KEPT with the same.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ START, ATTACH, SEND_SIGNAL, COMMANDS, FORGET = b"BHQCF"
 HELD, DETACHED, RESUMABLE = range(3)
 # What both send: a piece of a file; an empty one ends it.
 DATA = ord("D")
+# The payload of a ping: are connections kept?
+KEPT = b"\1"
 # What the guest sends.
 STARTED, STDOUT, STDERR, EXITED, DONE, ERROR = b"S12ZOX"
 

@@ -120,7 +120,8 @@ static bool begin(void *context, struct peer *peer, char kind, const char *paylo
         /* One that asks and does not hear would fill the memory with answers. */
         if (buffer_size(&peer->pending) > WIRE_PIECE)
             return false;
-        peer_send(peer, WIRE_PING, (struct iovec){0}, (struct iovec){0});
+        /* Says back what it is asked: that connections are kept, of which an older guest knows nothing. */
+        peer_send(peer, WIRE_PING, (struct iovec){(char *)payload, size < 1 ? size : 1}, (struct iovec){0});
         return true;
     }
     if (named_is(kind))

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -118,6 +119,22 @@ static bool flush(struct peer *peer) {
 
 /* -- receiving */
 
+/* A frame that names what a connection is for. FORGET without an id is a word to what it is for already. */
+static bool names_operation(char kind, size_t size) {
+    static const char KINDS[] = {WIRE_EXEC, WIRE_START, WIRE_ATTACH, WIRE_SEND_SIGNAL, WIRE_COMMANDS,
+                                 WIRE_READ, WIRE_WRITE, WIRE_STAT, WIRE_LIST, WIRE_REMOVE,
+                                 WIRE_PACK, WIRE_UNPACK, WIRE_PING, WIRE_WATCH};
+    return kind == WIRE_FORGET ? size != 0 : memchr(KINDS, kind, sizeof KINDS) != NULL;
+}
+
+/* The daemon keeps a connection for the next operation, and so lets go of the one before. */
+static void let_go(struct peer *peer) {
+    struct operation *operation = peer->operation;
+    peer->operation = NULL;
+    peer->want_drained = false;
+    operation->kind->closed(operation);
+}
+
 /* Hands out the frames that have come whole. False when one is malformed. */
 static bool take_frames(struct peer *peer) {
     /* A frame's operation may ask for more while it has that frame: the loop below goes on by itself. */
@@ -134,6 +151,8 @@ static bool take_frames(struct peer *peer) {
         }
         if (buffer_size(&peer->received) < WIRE_HEADER + size)
             break;
+        if (peer->operation != NULL && names_operation(frame[0], size))
+            let_go(peer);
         if (peer->operation == NULL)
             right = peer->begin(peer->context, peer, frame[0], frame + WIRE_HEADER, size);
         else

@@ -10,13 +10,13 @@
 struct peer;
 struct operation;
 
-/* What a connection is for; its first frame chooses it. */
+/* What a connection is for; a frame chooses it, the first one and any later that names another. */
 struct operation_kind {
     /* Takes one more frame. False when that breaks the protocol, which ends the connection. */
     bool (*received)(struct operation *operation, char kind, const char *payload, size_t size);
     /* All that was sent has left. */
     void (*drained)(struct operation *operation);
-    /* The daemon has let go of the connection: ends what it was for, and the operation itself. */
+    /* The daemon has let go of it, with the connection or for the next: ends what it was for, and itself. */
     void (*closed)(struct operation *operation);
 };
 

@@ -94,20 +94,66 @@ async def test_what_no_kernel_takes_is_the_callers_fault(directory: Path, comman
         await box.ping()
 
 
-async def test_a_ping_leaves_a_connection_for_the_next_operation(directory: Path) -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
+
+async def test_a_ping_leaves_a_connection_for_the_operations_that_follow(directory: Path) -> None:
     async with guest(directory) as box:
         before = descriptors()
         await box.ping()
         assert descriptors() == before + 1
         assert (await shell(box, "echo first")).stdout == b"first\n"
-        assert descriptors() == before
-        assert (await shell(box, "echo second")).stdout == b"second\n"
+        # Two at once need two, of which one is kept.
+        await asyncio.gather(shell(box, "echo second"), shell(box, "echo third"))
+        async with box.exec(Command((b"true",), id="named", resumable=True)) as events:
+            assert [type(event).__name__ async for event in events] == ["Started", "Exited"]
+        assert descriptors() == before + 1
         await box.ping()
         await box.close()
         assert descriptors() == before
+
+
+async def test_what_was_cut_off_is_not_followed_by_anything(directory: Path) -> None:
+    """Neither a command that goes on, nor input of which a part was sent."""
+    async with guest(directory) as box:
+        await box.ping()
+        before = descriptors()
+        async with box.exec(Command((b"sleep", b"1000"))) as events:
+            await anext(aiter(events))
+        assert descriptors() == before - 1
+        await box.ping()
+        assert (await execute(box, Command((b"true",), stdin=b"x" * 3_000_000))).code == 0
+        assert (await shell(box, "cat", stdin=b"y" * 3_000_000)).stdout == b"y" * 3_000_000
+        assert descriptors() <= before
+
+
+async def test_a_guest_that_keeps_no_connection_is_given_a_new_one(directory: Path) -> None:
+    """One of an older version, that is: it says nothing back to a ping."""
+    connections = 0
+
+    def answer(connection: socket.socket) -> None:
+        nonlocal connections
+        connections += 1
+        if connections == 1:
+            connection.sendall(wire.frame(wire.PING))
+            connection.recv(65536)
+        connection.sendall(STARTED + _exit(0))
+
+    async with liar(directory, answer) as box:
+        await box.ping()
+        assert [(await execute(box, Command((b"true",)))).code for _ in range(2)] == [0, 0]
+    assert connections == 2
+
+
+async def test_a_kept_connection_ends_with_its_guest(directory: Path) -> None:
+    async with guest(directory) as box:
+        await box.ping()
+        pid = int((await shell(box, "echo $PPID")).stdout)
+        os.kill(pid, signal.SIGTERM)
+        with pytest.raises(SandboxLost):
+            while True:
+                await shell(box, "true")
 
 
 async def test_what_named_commands_print_takes_bounded_memory(directory: Path) -> None:

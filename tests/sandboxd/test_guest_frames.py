@@ -80,8 +80,8 @@ MALFORMED = {
     "a signal without a number": wire.frame(wire.SEND_SIGNAL, b"it"),
     "a file without a path": wire.frame(wire.READ, wire.READ_FIELDS.pack(0, -1)),
     "a short file": wire.frame(wire.WRITE, b"1"),
-    "two operations": wire.frame(wire.COMMANDS) + wire.frame(wire.COMMANDS),
-    "no data for a file": wire.frame(wire.UNPACK, b"/proc/self/none/x") + wire.frame(wire.EXEC, WHOLE),
+    "a word to no command": wire.frame(wire.COMMANDS) + wire.frame(wire.FORGET),
+    "no data for a file": wire.frame(wire.UNPACK, b"/proc/self/none/x") + wire.frame(ord("?")),
 }
 
 
@@ -96,6 +96,49 @@ def test_what_is_malformed_ends_its_connection_and_no_other(path: Path, frames: 
     other.send(wire.frame(wire.STDIN, b"still there"), wire.frame(wire.STDIN))
     assert (wire.STDOUT, wire.OFFSET.pack(0) + b"still there") in other.frames()
     other.close()
+    raw.close()
+
+
+def test_a_connection_serves_one_operation_after_the_other(path: Path) -> None:
+    """Also behind words that came too late for the one before, and behind one that failed."""
+    raw = Raw(path)
+    late = wire.frame(wire.STDIN, b"x") + wire.frame(wire.SIGNAL, struct.pack("!I", 9))
+    asked = [
+        (wire.frame(wire.EXEC, WHOLE), wire.EXITED),
+        (late + wire.frame(wire.READ, wire.READ_FIELDS.pack(0, -1) + b"/no/such"), wire.ERROR),
+        (start(b"it", command(b"true")), wire.EXITED),
+        (late + start(b"it", command(b"true")), wire.ERROR),
+        (wire.frame(wire.EXEC, command(b"/no/such").pack()), wire.EXITED),
+        (late + wire.frame(wire.FORGET, b"it"), wire.DONE),
+        (start(b"it", command(b"true"), detached=False), wire.EXITED),
+        (wire.frame(wire.PING, wire.KEPT), wire.PING),
+        (wire.frame(wire.ATTACH, wire.ATTACH_FIELDS.pack(0, 0) + b"it"), wire.EXITED),
+    ]
+    for frames, end in asked:
+        raw.send(frames)
+        kinds = []
+        while not kinds or kinds[-1] != end:
+            found = raw.frame()
+            assert found is not None, (frames, kinds)
+            kinds.append(found[0])
+    raw.close()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_next_operation_lets_go_of_a_command_that_runs(path: Path, named: bool) -> None:
+    raw = Raw(path)
+    first = command(b"sh", b"-c", b"echo $$; exec sleep 1000")
+    raw.send(start(b"it", first, detached=False) if named else wire.frame(wire.EXEC, first.pack()))
+    while (found := raw.frame()) is not None and found[0] != wire.STDOUT:
+        pass
+    assert found is not None
+    pid = int(found[1][wire.OFFSET.size :])
+    raw.send(
+        wire.frame(wire.EXEC, command(b"sh", b"-c", b"while kill -0 %d; do sleep .01; done" % pid).pack())
+    )
+    while (found := raw.frame()) is not None and found[0] != wire.EXITED:
+        pass
+    assert found is not None
     raw.close()
 
 
