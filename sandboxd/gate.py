@@ -34,13 +34,13 @@ class Gate:
         await turn
 
     def _next_turn(self) -> None:
-        used, self._left = self._left < self._per_turn, self._per_turn
+        self._left = self._per_turn
         while self._waiting and self._left:
             turn = self._waiting.popleft()
             # Else it has left.
             if not turn.done():
                 turn.set_result(None)
                 self._left -= 1
-        self._counts = used or self._left < self._per_turn
+        self._counts = self._left < self._per_turn
         if self._counts:
             asyncio.get_running_loop().call_soon(self._next_turn)

@@ -6,6 +6,7 @@ The ledger decides who is next; this keeps the callers' futures beside it, and m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,18 +87,22 @@ class Waiters:
 
         Raises AcquireTimedOut after `timeout` seconds, and what it was refused with.
         """
-        timer = asyncio.ensure_future(self._clock.sleep(timeout)) if timeout is not None else None
         position = QueuePosition(0, 0)
         self._watching += watch is not None
         # Not before: who is served at once has not waited.
         self._observe()
         try:
-            while not waiter.granted.done() and not (timer and timer.done()):
-                await self._until_something(waiter, timer, watch)
+            if watch is not None:
+                await self._watched(waiter, timeout, watch)
+            elif timeout is None:
+                await asyncio.shield(waiter.granted)
+            else:
+                # A task less for each that waits; what it is refused with is told below.
+                with contextlib.suppress(TimeoutError):
+                    async with self._clock.timeout(timeout):
+                        await asyncio.shield(waiter.granted)
         finally:
             self._watching -= watch is not None
-            if timer:
-                timer.cancel()
             if not waiter.granted.done():
                 position = self.position(waiter)
                 self._leave(waiter)
@@ -105,20 +110,22 @@ class Waiters:
             raise self._timed_out(timeout, position)
         waiter.granted.result()
 
-    async def _until_something(
-        self, waiter: Waiter, timer: asyncio.Future[None] | None, watch: Watch | None
-    ) -> None:
-        events: set[asyncio.Future[Any]] = {waiter.granted, *((timer,) if timer else ())}
-        if watch is None:
-            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
-            return
-        await watch.told(self.position(waiter))
-        pause = max(watch.interval, self._watching / POSITIONS_PER_SECOND)
-        tick = asyncio.ensure_future(self._clock.sleep(pause))
+    async def _watched(self, waiter: Waiter, timeout: float | None, watch: Watch) -> None:
+        """Returns when it was granted or refused, or its time has passed; tells meanwhile where it stands."""
+        timer = None if timeout is None else asyncio.ensure_future(self._clock.sleep(timeout))
+        ends: set[asyncio.Future[Any]] = {waiter.granted, *((timer,) if timer else ())}
         try:
-            await asyncio.wait(events | {tick}, return_when=asyncio.FIRST_COMPLETED)
+            while not any(end.done() for end in ends):
+                await watch.told(self.position(waiter))
+                pause = max(watch.interval, self._watching / POSITIONS_PER_SECOND)
+                tick = asyncio.ensure_future(self._clock.sleep(pause))
+                try:
+                    await asyncio.wait(ends | {tick}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    tick.cancel()
         finally:
-            tick.cancel()
+            if timer:
+                timer.cancel()
 
     def position(self, waiter: Waiter) -> QueuePosition:
         """Where it stands. It must wait."""
