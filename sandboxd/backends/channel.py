@@ -15,6 +15,8 @@ from sandboxd.guest import wire
 RECEIVE_BYTES, FIRST_RECEIVE_BYTES = 256 << 10, 16 << 10
 # Kind, length and offset.
 OUTPUT_HEAD = struct.Struct("!BIQ")
+# The head of the frame that tells of a command's start, and all its bytes.
+START, START_BYTES = wire.HEADER.pack(wire.STARTED, 4), wire.HEADER.size + 4
 # The kernel's limit on a socket's path; longer ones go by a descriptor of their directory.
 SOCKET_PATH_BYTES = 107
 
@@ -65,6 +67,7 @@ class Channel:
         self._halfway = False
         self._watched = False
         self._waiter: asyncio.Future[None] | None = None
+        self._passes_start = False
         self._loop = asyncio.get_running_loop()
 
     def may_be_kept(self) -> bool:
@@ -94,15 +97,17 @@ class Channel:
         with contextlib.suppress(OSError):
             self._sock.send(data)
 
-    async def frame(self, patience: float | None = None) -> tuple[int, bytes]:
+    async def frame(self, patience: float | None = None, *, passes_start: bool = False) -> tuple[int, bytes]:
         """The next frame. Raises Broken, wire.Malformed, and TimeoutError when there was none for `patience`
-        seconds: of a frame that comes later nobody hears.
+        seconds: of a frame that comes later nobody hears. With `passes_start` the start of a command may be
+        told with what follows it: one wait less.
         """
         found = self.arrived()
         if found is not None:
             return found
         # Less than what a task's own timeout costs.
         timer = None if patience is None else self._loop.call_later(patience, self._give_up)
+        self._passes_start = passes_start
         try:
             while True:
                 # Where one receipt has brought all that fits, there is more.
@@ -148,10 +153,13 @@ class Channel:
             self._loop.remove_reader(self._sock)
             return
         try:
-            if self._receive():
+            if self._receive() and not (self._passes_start and self._has_only_start()):
                 waiter.set_result(None)
         except (Broken, TimeoutError) as error:
             waiter.set_exception(error)
+
+    def _has_only_start(self) -> bool:
+        return len(self._buffer) == START_BYTES and self._buffer.startswith(START)
 
     def _receive(self) -> bool:
         """Takes what is there; False where there is nothing. Raises as `frame`."""

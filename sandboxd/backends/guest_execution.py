@@ -44,6 +44,8 @@ class GuestExecution:
         self._room: float = math.inf
         if command.output_limit is not None:
             self._room = command.output_limit + 2 * command.output_tail
+        # Its caller is told all of it at its end.
+        self._at_once = command.resumable
         self._started = False
         self._ended = False
 
@@ -89,11 +91,11 @@ class GuestExecution:
 
     async def _frame(self) -> tuple[int, bytes]:
         if self._end_by is None:
-            return await self._channel.frame()
+            return await self._channel.frame(passes_start=self._at_once)
         # Not before the slack from now: a slow reader may have held up the frames itself.
         patience = max(self._end_by - time.monotonic(), GUEST_SLACK_SECONDS)
         try:
-            return await self._channel.frame(patience)
+            return await self._channel.frame(patience, passes_start=self._at_once)
         except TimeoutError as error:
             raise wire.Malformed("a command did not end after its timeout") from error
 

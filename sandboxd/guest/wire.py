@@ -31,6 +31,8 @@ ATTACH_FIELDS = struct.Struct("!QQ")
 # Whether it runs, what is kept of stdout and of stderr (from, to), and the length of its id.
 NAMED_INFO_FIELDS = struct.Struct("!BQQQQB")
 
+_LENGTH = struct.Struct("!I")
+
 # What the daemon sends.
 EXEC, STDIN, WRITE, READ, PING, WATCH, SIGNAL, RESIZE = b"EIWRPVKG"
 STAT, LIST, REMOVE, PACK, UNPACK = b"TLMAU"
@@ -91,7 +93,7 @@ def split(buffer: bytearray, limit: int) -> tuple[int, bytes] | None:
 
 def pack_strings(strings: Iterable[bytes]) -> bytes:
     """Byte strings, each after its length."""
-    return b"".join(struct.pack("!I", len(string)) + string for string in strings)
+    return b"".join([part for string in strings for part in (_LENGTH.pack(len(string)), string)])
 
 
 class Info:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -44,8 +45,9 @@ async def events(ends: Ends, frames: bytes, command: Command) -> list[Event]:
 
     ours, theirs = ends
     theirs.sendall(frames)
-    async with asyncio.timeout(20):
-        return [event async for event in GuestExecution(Channel(ours), cause, command)]
+    with contextlib.closing(Channel(ours)) as channel:
+        async with asyncio.timeout(20):
+            return [event async for event in GuestExecution(channel, cause, command)]
 
 
 async def test_output_that_is_there_together_is_one_event(ends: Ends) -> None:
@@ -107,6 +109,7 @@ async def test_a_frame_is_waited_for_so_long_and_no_longer(ends: Ends) -> None:
         assert await channel.frame(19.0) == (wire.STARTED, b"\0\0\0\1")
         with pytest.raises(TimeoutError):
             await channel.frame(0.001)
+    channel.close()
 
 
 async def test_half_a_frame_is_none(ends: Ends) -> None:
@@ -120,3 +123,30 @@ async def test_half_a_frame_is_none(ends: Ends) -> None:
         theirs.close()
         with pytest.raises(Broken):
             await channel.frame()
+    channel.close()
+
+
+async def test_a_start_of_which_nobody_must_hear_at_once_comes_with_what_follows(ends: Ends) -> None:
+    ours, theirs = ends
+    channel, first = Channel(ours), wire.frame(wire.ERROR, wire.ERROR_FIELDS.pack(125))
+    async with asyncio.timeout(20):
+        waiting = asyncio.ensure_future(channel.frame(passes_start=True))
+        await asyncio.sleep(0)
+        theirs.sendall(STARTED)
+        theirs.sendall(EXITED)
+        assert (await waiting)[0] == wire.STARTED
+        assert (await channel.frame(passes_start=True))[0] == wire.EXITED
+        # What is as long is told at once.
+        theirs.sendall(first)
+        assert (await channel.frame(passes_start=True))[0] == wire.ERROR
+    channel.close()
+
+
+async def test_a_start_alone_does_not_end_what_is_waited_for(ends: Ends) -> None:
+    ours, theirs = ends
+    channel = Channel(ours)
+    theirs.sendall(STARTED)
+    async with asyncio.timeout(20):
+        with pytest.raises(TimeoutError):
+            await channel.frame(0.2, passes_start=True)
+    channel.close()
