@@ -13,7 +13,8 @@ import signal
 from sandboxd.backends import seccomp
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
-from sandboxd.backends.rootfs import BRANCH_PREFIX, UID, Base
+from sandboxd.backends.rootfs import BRANCH_PREFIX, STATE, UID, Base
+from sandboxd.backends.starter import TREE
 from sandboxd.backends.steps import HERE, HOME, KILLS, LIFELINE, LIMIT, LISTENER, OOM_SCORE, PEAK, PROC
 
 HOSTNAME = "sandbox"
@@ -46,8 +47,8 @@ class Order:
         self.limits: dict[str, float] = message["limits"]
         self.host_network: bool = message["host_network"]
         self.host_system: bool = message["host_system"]
-        branches = [f"/state/sandboxes/{BRANCH_PREFIX}{name}" for name in message["branches"]]
-        self.lower: list[str] = branches + [f"/l/{name}" for name in message["layers"]]
+        branches = [f"{STATE}/{BRANCH_PREFIX}{name}" for name in message["branches"]]
+        self.lower: list[str] = branches + [f"{TREE}/l/{name}" for name in message["layers"]]
 
 
 class Confinement:
@@ -78,6 +79,10 @@ class Confinement:
         """The steps that are the same for all sandboxes; the starter is to know them before others."""
         return {**self._base.blocks(), LOCK: self._lock()}
 
+    def once(self) -> list[Step]:
+        """What the starter does before it makes any: its copies inherit it."""
+        return [("drop_bounding",)]
+
     def prepare(self, order: Order) -> list[Step]:
         """What the starter itself does: once it is done the sandbox's socket takes connections."""
         return [
@@ -95,9 +100,9 @@ class Confinement:
         )
         return [
             # First: a failure is left in there as a line of text.
-            ("open", HERE, f"/state/sandboxes/{order.sandbox_id}", os.O_PATH, HOME, False),
+            ("open", HERE, f"{STATE}/{order.sandbox_id}", os.O_PATH, HOME, False),
             *self._cgroups.enter(order.sandbox_id, order.limits),
-            ("open", HERE, "/proc/self", os.O_PATH, PROC, False),
+            ("open", HERE, f"{TREE}/proc/self", os.O_PATH, PROC, False),
             ("open", PROC, "oom_score_adj", os.O_RDWR, OOM_SCORE, False),
             ("unshare", flags | network),
             *root,
@@ -128,9 +133,8 @@ class Confinement:
         outer = UID if self._mapped_range else 0
         own: list[Step] = [("setuser", UID)] if self._mapped_range else []
         if not self.nested:
-            return [("drop_bounding",), *own]
+            return own
         return [
-            ("drop_bounding",),
             *own,
             # A change of user takes one's own files in /proc away from the new user.
             ("prctl", sys.PR_SET_DUMPABLE, 1),
@@ -138,7 +142,7 @@ class Confinement:
             ("write", PROC, "setgroups", "deny", False),
             ("write", PROC, "uid_map", f"{UID} {outer} 1", False),
             ("write", PROC, "gid_map", f"{UID} {outer} 1", False),
-            # A new user namespace began with all of them.
+            # The starter has none left, but a new user namespace begins with all of them.
             ("drop_bounding",),
         ]
 

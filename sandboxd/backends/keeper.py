@@ -19,7 +19,7 @@ from sandboxd.backends import syscalls as sys
 from sandboxd.backends.confine import Confinement
 from sandboxd.backends.launcher import CONTROL_SOCKET, Launcher, remove_remains
 from sandboxd.backends.records import Records
-from sandboxd.backends.rootfs import UID, Base
+from sandboxd.backends.rootfs import STATE, UID, Base
 from sandboxd.backends.starter import PROGRAM, launch
 from sandboxd.backends.sweeper import sweep_for
 
@@ -253,7 +253,7 @@ def _build(
     cgroups = cgroup.Cgroups(hierarchies)
     base = Base(".", spec["read_only_paths"], UID if mapped_range else 0, program, layers)
     base.enter()
-    os.chdir("/state/sandboxes")
+    os.chdir(STATE)
     sweeper = _start_sweeper(cgroups, [control.fileno(), *channels, records, partial])
     starter = launch(PROGRAM, cgroups.descriptors)
     key = os.urandom(seccomp.KEY_BYTES)

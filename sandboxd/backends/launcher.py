@@ -34,10 +34,11 @@ import signal
 import socket
 import sys as python
 
-from sandboxd.backends.confine import ERROR_FILE, Confinement, Order
+from sandboxd.backends.confine import ERROR_FILE, Confinement
 from sandboxd.backends.copies import Copies
 from sandboxd.backends.line_socket import Lines
 from sandboxd.backends.loop import IN, Loop, Timer
+from sandboxd.backends.recipes import Recipes
 from sandboxd.backends.records import Records
 from sandboxd.backends.rootfs import BRANCH_PREFIX
 from sandboxd.backends.starter import Starter
@@ -124,7 +125,8 @@ class Launcher:
         starter, sweeper = helpers
         self.loop = Loop()
         self._control = control
-        self._confinement = confinement
+        self._enforced = sorted(confinement.enforced)
+        self._recipes = Recipes(confinement)
         self._records = records
         self._copies = Copies(self.loop, copies)
         self._sweeper = Lines(self.loop, sweeper, self._on_swept, self._on_sweeper_gone)
@@ -138,6 +140,7 @@ class Launcher:
         self._starter = Starter(self.loop, starter, self._on_ended, self._on_given, self._on_starter_gone)
         for number, steps in confinement.blocks().items():
             self._starter.define(number, steps)
+        self._starter.prepare(confinement.once())
         self._watch()
 
     def _watch(self) -> None:
@@ -199,11 +202,10 @@ class Launcher:
         """Does what a daemon asks."""
         what = message["do"]
         if what == "hello":
-            enforced = sorted(self._confinement.enforced)
             pids = {name: sandbox.pid for name, sandbox in self._sandboxes.items() if not sandbox.dead}
             own = {"pid": os.getpid(), "keeper": os.getppid()}
             images = {name: sandbox.image for name, sandbox in self._sandboxes.items() if sandbox.image}
-            reply({"version": VERSION, **own, "enforced": enforced, "pids": pids, "images": images})
+            reply({"version": VERSION, **own, "enforced": self._enforced, "pids": pids, "images": images})
         elif what == "create":
             self._create(message, reply)
         elif what == "destroy":
@@ -233,18 +235,14 @@ class Launcher:
         if name in self._sandboxes or self._closing is not None:
             reply({"error": "the name is taken" if name in self._sandboxes else "the launcher is closing"})
             return
-        order = Order(message)
+        order = self._recipes.order(message)
         # Known from now on, so that a destroy takes away what is made, even if that fails half-way.
         sandbox = self._sandboxes[name] = Sandbox()
         try:
             if message["image"]:
                 self._records.hold(message["image"])
                 sandbox.image = message["image"]
-            self._starter.start(
-                self._confinement.prepare(order),
-                self._confinement.become(order),
-                lambda pid, failed: self._started(name, pid, failed, reply),
-            )
+            self._starter.start(order, lambda pid, failed: self._started(name, pid, failed, reply))
         except OSError as error:
             sandbox.dead = True
             reply({"error": f"{error.strerror}: {error.filename}" if error.filename else error.strerror})

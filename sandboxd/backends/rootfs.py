@@ -1,11 +1,13 @@
 """The file system of a sandbox: what the launcher prepares once, and what each sandbox then mounts.
 
 `Base` turns the launcher's own mount namespace into a small tree of its own, without a way back to the
-host's: /skel (the lower layer of every sandbox), /ro (the host's system directories, read-only), /dev,
-/proc, /state (the state directory) and /m (where a sandbox's root is put together). A new mount namespace
-copies that tree, which is why it is small. A sandbox of an image has /bare in the place of /skel, over the
-image's layers, which are in /l; one that begins where another was has copies of that one's writable layer,
-/state/sandboxes/branch.*, above them.
+host's: an empty root with /m, where a sandbox's root is put together, and /t, which holds all else: skel (the
+lower layer of every sandbox), ro (the host's system directories, read-only), dev, proc, and state (the state
+directory). A new mount namespace copies that tree, which is why it is small. A sandbox takes /t away as a
+whole and moves what it has put together over the empty root. Not by `pivot_root`: that looks at every process
+of the host, and so makes the thousandth sandbox dearer than the first. A sandbox of an image has bare in the
+place of skel, over the image's layers, which are in l; one that begins where another was has copies of that
+one's writable layer, state/sandboxes/branch.*, above them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import stat
 
 from sandboxd.backends import syscalls as sys
-from sandboxd.backends.starter import PROGRAM
+from sandboxd.backends.starter import PROGRAM, TREE
 from sandboxd.backends.steps import HERE, UPPER
 
 TYPE_CHECKING = False
@@ -83,8 +85,11 @@ DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
 }
 BRANCH_PREFIX = "branch."
+STATE = f"{TREE}/state/sandboxes"
+"""Where the sandboxes' directories are in the launcher's tree."""
 # The blocks of steps: the host's system, and the end of every root.
 BINDS, ROOT = 0, 1
+WORKSPACE = "/workspace"
 # One page holds them all.
 MOUNT_OPTIONS_BYTES = 4096
 # Covered by an empty file or directory; /proc is read-only besides.
@@ -106,7 +111,8 @@ class Base:
         self._program = program
         self._layers = layers
         self._state = state
-        self._base = os.path.join(state, "base")
+        self._root = os.path.join(state, "base")
+        self._base = self._root + TREE
         self._paths = read_only_paths
         self.binds: list[tuple[str, str]] = []
         self.masked: list[tuple[str, str]] = []
@@ -114,8 +120,13 @@ class Base:
     def enter(self) -> None:
         """Needs its own mount and user namespace. Raises OSError."""
         sys.mount("", "/", flags=sys.MS_REC | sys.MS_PRIVATE)
+        sys.mount("tmpfs", self._root, "tmpfs", SAFE, "mode=755")
+        for name in (TREE, "/m"):
+            os.mkdir(self._root + name, 0o755)
+        # By its name the launcher's own way to it, as everybody's.
+        os.symlink(f"{TREE}/proc".lstrip("/"), os.path.join(self._root, "proc"))
         sys.mount("tmpfs", self._base, "tmpfs", SAFE, "mode=755")
-        for name in ("skel", "bare", "l", "ro", "dev", "proc", "state", "m", "empty", "old"):
+        for name in ("skel", "bare", "l", "ro", "dev", "proc", "state", "disk", "empty", "old"):
             os.mkdir(os.path.join(self._base, name), 0o755)
         self._copy_program()
         self._fill_skeleton()
@@ -133,17 +144,21 @@ class Base:
             os.close(self._layers)
         for source, name in (("/proc", "proc"), (self._state, "state")):
             sys.mount(source, os.path.join(self._base, name), flags=sys.MS_BIND | sys.MS_REC)
-        os.chdir(self._base)
-        sys.pivot_root(".", "old")
+        os.chdir(self._root)
+        sys.pivot_root(".", f".{TREE}/old")
         os.chdir("/")
-        sys.unmount("/old")
+        sys.unmount(f"{TREE}/old")
+        # What is left of it below a sandbox's own root.
+        sys.mount("", "/", flags=sys.MS_REMOUNT | sys.MS_BIND | sys.MS_RDONLY | SAFE)
         self.masked = [
-            (f"/m/proc/{name}", _cover(f"/proc/{name}")) for name in MASKED if _there(f"/proc/{name}")
+            (f"/m/proc/{name}", _cover(f"{TREE}/proc/{name}"))
+            for name in MASKED
+            if _there(f"{TREE}/proc/{name}")
         ]
 
     def _copy_program(self) -> None:
         """A copy, which the sandboxes' user may read and run wherever the original lies."""
-        path = self._base + PROGRAM
+        path = self._root + PROGRAM
         with open(self._program, "rb") as source:  # closes the descriptor, too
             _write(path, source.read())
         os.chmod(path, 0o555)  # noqa: S103  # whom it runs as is another user of the launcher's namespace
@@ -182,11 +197,11 @@ class Base:
                 raise OSError(errno.ENOTDIR, "a read-only path that is no directory", path)
 
     def _bind(self, path: str) -> None:
-        source = f"/ro/{len(self.binds)}"
-        os.mkdir(self._base + source)
+        source = f"{TREE}/ro/{len(self.binds)}"
+        os.mkdir(self._root + source)
         os.makedirs(self._skeleton(path), exist_ok=True)
-        sys.mount(path, self._base + source, flags=sys.MS_BIND | sys.MS_REC)
-        sys.harden_mounts(self._base + source, READ_ONLY)
+        sys.mount(path, self._root + source, flags=sys.MS_BIND | sys.MS_REC)
+        sys.harden_mounts(self._root + source, READ_ONLY)
         self.binds.append((source, "/m" + path))
 
     def _make_devices(self) -> None:
@@ -211,14 +226,14 @@ class Base:
         `lower` are the directories below its writable layer, the highest first. Needs a copy of the
         launcher's mount namespace and new pid, network and ipc namespaces. Raises OSError.
         """
-        home = f"/state/sandboxes/{sandbox_id}"
+        home = f"{STATE}/{sandbox_id}"
         disk = limits.get("disk_bytes")
         steps: list[Step] = []
         if disk is not None:
             # Bounded by a file system of its own, in memory; the overlay then covers it.
-            home = "/m"
+            home = f"{TREE}/disk"
             steps.append(("mount", "tmpfs", home, "tmpfs", SAFE, f"mode=755,size={int(disk)}"))
-        layers = ":".join([*lower, "/skel"] if host_system else ["/bare", *lower])
+        layers = ":".join([*lower, f"{TREE}/skel"] if host_system else [f"{TREE}/bare", *lower])
         options = f"lowerdir={layers},upperdir={home}/upper,workdir={home}/work,userxattr,volatile"
         if len(options) >= MOUNT_OPTIONS_BYTES:
             raise OSError(errno.E2BIG, f"{len(lower)} layers are more than one mount takes")
@@ -231,7 +246,7 @@ class Base:
             ("mkdir", HERE, f"{home}/work", 0o755),
             *([] if disk is None else self._given(f"{home}/upper", sandbox_id)),
             ("mount", "overlay", "/m", "overlay", SAFE, options),
-            ("mount", "/dev", "/m/dev", "", sys.MS_MOVE, ""),
+            ("mount", f"{TREE}/dev", "/m/dev", "", sys.MS_MOVE, ""),
             ("mount", "tmpfs", "/m/tmp", "tmpfs", SAFE, f"mode=1777,size={size}"),
             ("mount", "tmpfs", "/m/dev/shm", "tmpfs", SAFE | sys.MS_NOEXEC, f"mode=1777,size={size}"),
             ("mount", "devpts", "/m/dev/pts", "devpts", DEVPTS, "newinstance,ptmxmode=0666"),
@@ -240,8 +255,7 @@ class Base:
             ("block", ROOT),
             # Only now, and with every link in it read as text: what an image or a sandbox left there may be
             # one, and those in /proc lead to this process's own descriptors.
-            ("workspace", "/workspace", self._owner, host_system),
-            ("workspace", cwd, self._owner, host_system),
+            *(("workspace", path, self._owner, host_system) for path in dict.fromkeys((WORKSPACE, cwd))),
         ]
 
     @staticmethod
@@ -262,10 +276,10 @@ class Base:
         root: list[Step] = [
             ("mount", "proc", "/m/proc", "proc", SAFE | sys.MS_NOEXEC | sys.MS_RDONLY, ""),
             *(("mount", cover, target, "", sys.MS_BIND, "") for target, cover in self.masked),
+            ("umount", TREE),
             ("chdir", "/m"),
-            ("pivot_root", ".", "."),
-            ("umount", "."),
-            ("chdir", "/"),
+            ("mount", ".", "/", "", sys.MS_MOVE, ""),
+            ("chroot", "."),
         ]
         return {BINDS: binds, ROOT: root}
 
@@ -275,7 +289,7 @@ def _there(path: str) -> bool:
 
 
 def _cover(path: str) -> str:
-    return "/empty" if os.path.isdir(path) else "/m/dev/null"
+    return f"{TREE}/empty" if os.path.isdir(path) else "/m/dev/null"
 
 
 def _write(path: str, data: bytes) -> None:

@@ -14,7 +14,9 @@ from collections import deque
 from sandboxd.backends.loop import GONE, IN, OUT, Loop
 from sandboxd.backends.steps import encode
 
-PROGRAM = "/guest"
+TREE = "/t"
+"""What the launcher's root has beside the place of a sandbox's root: see `rootfs`."""
+PROGRAM = f"{TREE}/guest"
 """Where the launcher's tree has it."""
 ORDER_BYTES = 1 << 16
 ANSWER_BYTES = 1 << 12
@@ -47,6 +49,12 @@ def launch(program: str, inherited: list[int]) -> socket.socket:
         os._exit(2)
 
 
+def start_order(ours: Iterable[Step], theirs: Iterable[Step]) -> bytes:
+    """Has the starter do its own steps, then those of a sandbox's first process. Raises OSError."""
+    first = encode(ours)
+    return b"s" + struct.pack("=I", len(first)) + first + encode(theirs)
+
+
 class Starter:
     """Orders to the starter and what it tells; never waits for it.
 
@@ -76,14 +84,17 @@ class Starter:
         """What the step `block` with this number stands for from now on. Raises OSError."""
         self._send(b"b" + bytes((number,)) + encode(steps))
 
-    def start(self, ours: Iterable[Step], theirs: Iterable[Step], started: Started) -> None:
-        """Has the starter do its own steps, then those of the sandbox's first process.
-
-        `started` hears the pid once there is one, or 0 and what failed. Raises OSError for an order that
-        cannot be given.
+    def prepare(self, steps: Iterable[Step]) -> None:
+        """Has it do these steps at once, for itself and all copies to come; it ends where one fails.
+        Raises OSError.
         """
-        first = encode(ours)
-        self._send(b"s" + struct.pack("=I", len(first)) + first + encode(theirs))
+        self._send(b"o" + encode(steps))
+
+    def start(self, order: bytes, started: Started) -> None:
+        """Gives a `start_order`. `started` hears the pid once there is one, or 0 and what failed. Raises
+        OSError for an order that cannot be given.
+        """
+        self._send(order)
         self._asked.append(started)
 
     def kill(self, pid: int) -> None:

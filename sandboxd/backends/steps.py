@@ -32,7 +32,7 @@ OPS = (
     ("unshare", "n"),
     ("mount", "sssns"),  # source, target, kind, flags, data
     ("umount", "s"),
-    ("pivot_root", "ss"),
+    ("chroot", "s"),
     ("sethostname", "s"),
     ("loopback", ""),
     ("setrlimit", "nn"),  # kind, value; never above the hard limit

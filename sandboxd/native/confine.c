@@ -43,10 +43,10 @@ int op_umount(struct start *start, const struct argument *a) {
     return umount2(a[0].text, MNT_DETACH);
 }
 
-/* new root, place of the old one */
-int op_pivot(struct start *start, const struct argument *a) {
+/* path: the root of this process from now on */
+int op_chroot(struct start *start, const struct argument *a) {
     (void)start;
-    return (int)syscall(SYS_pivot_root, a[0].text, a[1].text);
+    return chroot(a[0].text);
 }
 
 /* name */

@@ -193,11 +193,10 @@ static void lifeline_ended(void *context, uint32_t mask) {
     loop_stop(&((struct guest *)context)->loop);
 }
 
-/* Nothing that is ignored or blocked here is handed down; what is waited for comes as an event. */
+/* Nothing that is ignored or blocked here is handed down (what came ignored, `main` forgot); what is waited
+ * for comes as an event. */
 static bool watch_signals(struct guest *guest) {
     sigset_t awaited;
-    for (int number = 1; number < NSIG; number++)
-        signal(number, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     sigemptyset(&awaited);

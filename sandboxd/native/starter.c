@@ -3,6 +3,7 @@
  *
  * The control socket keeps messages apart; numbers are of this machine's order.
  *     b NUMBER(1) STEPS                    a block that later steps name
+ *     o STEPS                              steps for this process, before the first start
  *     s SIZE(4) STEPS STEPS                start: SIZE bytes are for this process, the others for the
  *                                          sandbox's first → s PID(4), or f and what failed
  *     k PID(4)                             kill
@@ -38,7 +39,7 @@ struct starter {
     int control, children, lifeline;
     int inherited[SLOTS];
     struct block blocks[BLOCKS];
-    unsigned char *order, *arena; /* the message in hand; the blocks */
+    unsigned char *order, *arena; /* the message in hand; the blocks, which lie behind it */
     size_t arena_used;
     char answer[ANSWER_BYTES];
     size_t answer_size;
@@ -93,8 +94,7 @@ static _Noreturn void become_guest(const struct starter *starter, struct start *
         _exit(1);
     }
     /* Orders speak of the host. */
-    munmap(starter->order, ORDER_BYTES);
-    munmap(starter->arena, ARENA_BYTES);
+    munmap(starter->order, ORDER_BYTES + ARENA_BYTES);
     const int *slots = start->slots;
     struct memory_files memory = {slots[SLOT_KILLS], slots[SLOT_PEAK], slots[SLOT_LIMIT]};
     _exit(guest_serve(slots[SLOT_LISTENER], memory, slots[SLOT_LIFELINE], slots[SLOT_OOM_SCORE]));
@@ -160,6 +160,17 @@ static void define(struct starter *starter, const unsigned char *body, size_t si
     starter->blocks[body[0]] = (struct block){place, size - 1};
 }
 
+/* For this process, and what its copies inherit of it. */
+static void prepare_copies(struct starter *starter, const unsigned char *steps, size_t size) {
+    struct start start = {.control = starter->control, .group = -1, .blocks = starter->blocks};
+    memcpy(start.slots, starter->inherited, sizeof start.slots);
+    int failed = steps_run(&start, steps, size);
+    if (failed == 0)
+        return;
+    fprintf(stderr, "sandboxd-starter: %s: %s\n", strerror(failed), start.what);
+    _exit(2);
+}
+
 /* Of a child that was not waited for the number cannot be somebody else's. */
 static void kill_child(const unsigned char *body, size_t size) {
     int32_t pid;
@@ -186,6 +197,8 @@ static void receive(struct starter *starter) {
         start_one(starter, body, (size_t)size - 1);
     else if (starter->order[0] == 'b')
         define(starter, body, (size_t)size - 1);
+    else if (starter->order[0] == 'o')
+        prepare_copies(starter, body, (size_t)size - 1);
     else if (starter->order[0] == 'k')
         kill_child(body, (size_t)size - 1);
     /* The next child must not find what this one was made of. */
@@ -226,9 +239,14 @@ static _Noreturn void serve(struct starter *starter) {
     }
 }
 
-static unsigned char *map(size_t size) {
-    void *place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return place == MAP_FAILED ? NULL : place;
+static int map_orders(struct starter *starter) {
+    int kind = MAP_PRIVATE | MAP_ANONYMOUS;
+    void *place = mmap(NULL, ORDER_BYTES + ARENA_BYTES, PROT_READ | PROT_WRITE, kind, -1, 0);
+    if (place == MAP_FAILED)
+        return -1;
+    starter->order = place;
+    starter->arena = starter->order + ORDER_BYTES;
+    return 0;
 }
 
 /* Its guests hold the other end, and end when this process has. */
@@ -254,9 +272,7 @@ static int prepare(struct starter *starter, int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     umask(022);
     starter->children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
-    starter->order = map(ORDER_BYTES);
-    starter->arena = map(ARENA_BYTES);
-    return starter->children < 0 || !starter->order || !starter->arena ? -1 : make_lifeline(starter);
+    return starter->children < 0 || map_orders(starter) != 0 ? -1 : make_lifeline(starter);
 }
 
 int starter_main(int argc, char **argv) {

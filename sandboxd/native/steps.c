@@ -27,7 +27,7 @@ static const struct {
     {"unshare", "n", op_unshare},
     {"mount", "sssns", op_mount},
     {"umount", "s", op_umount},
-    {"pivot_root", "ss", op_pivot},
+    {"chroot", "s", op_chroot},
     {"sethostname", "s", op_hostname},
     {"loopback", "", op_loopback},
     {"setrlimit", "nn", op_rlimit},

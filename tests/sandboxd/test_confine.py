@@ -12,7 +12,9 @@ import pytest
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
 from sandboxd.backends.confine import LOCK, Confinement, Order
+from sandboxd.backends.recipes import KINDS, Recipes
 from sandboxd.backends.rootfs import BINDS, MASKED, ROOT, UID, Base
+from sandboxd.backends.starter import TREE, start_order
 from sandboxd.backends.steps import GROUP, KILLS, LIFELINE, LIMIT, LISTENER, OOM_SCORE, PEAK, Step, encode
 
 LIMITS = {"memory_bytes": float(64 << 20), "pids": 10.0, "open_files": 64.0}
@@ -29,7 +31,8 @@ def confinement(*, cgroups: Cgroups | None = None, mapped_range: bool = True) ->
     return Confinement(base(), cgroups or Cgroups([]), bytes(16), mapped_range=mapped_range)
 
 
-def order(**changes: Any) -> Order:
+def asked(**changes: Any) -> dict[str, Any]:
+    """A request as a daemon makes it."""
     message = {
         "id": "one",
         "cwd": "/workspace",
@@ -39,7 +42,11 @@ def order(**changes: Any) -> Order:
         "branches": [],
         "layers": [],
     }
-    return Order({**message, **changes})
+    return {**message, **changes}
+
+
+def order(**changes: Any) -> Order:
+    return Order(asked(**changes))
 
 
 def unfolded(confinement: Confinement, order: Order) -> list[Step]:
@@ -66,8 +73,11 @@ def test_each_step_comes_when_it_is_safe() -> None:
     assert done[0] == "open", "first what a failure is written to"
     first, last = done.index, (lambda name: len(done) - 1 - done[::-1].index(name))
     assert first("unshare") < first("mount")
-    assert last("mount") < first("pivot_root") < first("umount") < first("workspace")
-    assert last("workspace") < first("drop_bounding"), "mounts and owners need rights"
+    move = steps.index(("mount", ".", "/", "", sys.MS_MOVE, ""))
+    assert last("mount") == move, "nothing is mounted any more once the root is in place"
+    assert steps.index(("umount", TREE)) < move, "what it was made of goes first, as one"
+    assert move < first("chroot") < first("workspace")
+    assert last("workspace") < first("setuser"), "mounts and owners need rights"
     assert first("setuser") < first("keep") < first("drop_capabilities")
     assert done[-3:] == ["alive", "key", "seccomp"], "nothing after the filter"
     assert steps.index(("prctl", sys.PR_SET_DUMPABLE, 0)) > first("setuser"), "a change of user sets it anew"
@@ -124,10 +134,10 @@ def test_an_image_lies_over_what_every_sandbox_has_and_a_branch_over_that() -> N
         (found,) = [step for step in steps if step[:2] == ("mount", "overlay")]
         return str(found[5]).split(",")[0]
 
-    assert overlay() == "lowerdir=/skel"
-    assert overlay(layers=["b", "a"], host_system=False) == "lowerdir=/bare:/l/b:/l/a"
+    assert overlay() == "lowerdir=/t/skel"
+    assert overlay(layers=["b", "a"], host_system=False) == "lowerdir=/t/bare:/t/l/b:/t/l/a"
     assert overlay(layers=["a"], branches=["y", "x"]) == (
-        "lowerdir=/state/sandboxes/branch.y:/state/sandboxes/branch.x:/l/a:/skel"
+        "lowerdir=/t/state/sandboxes/branch.y:/t/state/sandboxes/branch.x:/t/l/a:/t/skel"
     )
     image = unfolded(confinement(), order(host_system=False, layers=["a"]))
     assert [step for step in image if step[1:3] == ("/ro/0", "/m/usr")] == []
@@ -143,10 +153,24 @@ def test_a_bounded_disk_is_memory_of_that_size() -> None:
     steps = unfolded(confinement(), order(limits={"disk_bytes": 8 << 20, "memory_bytes": 64 << 20}))
     tmpfs = [step[2:6:3] for step in steps if step[:2] == ("mount", "tmpfs")]
     assert tmpfs == [
-        ("/m", f"mode=755,size={8 << 20}"),
+        ("/t/disk", f"mode=755,size={8 << 20}"),
         ("/m/tmp", f"mode=1777,size={8 << 20}"),
         ("/m/dev/shm", f"mode=1777,size={8 << 20}"),
     ]
+
+
+def test_a_capability_that_a_program_could_bring_is_gone_before_the_first_sandbox() -> None:
+    assert confinement().once() == [("drop_bounding",)]
+    nested = names(unfolded(confinement(), order()))
+    assert nested.index("drop_bounding") > nested.index("setuser"), "only of a user namespace of its own"
+
+
+def test_the_default_workspace_is_made_once() -> None:
+    def made(cwd: str) -> list[object]:
+        return [step[1] for step in unfolded(confinement(), order(cwd=cwd)) if step[0] == "workspace"]
+
+    assert made("/workspace") == ["/workspace"]
+    assert made("/srv/app") == ["/workspace", "/srv/app"]
 
 
 def test_what_is_the_same_for_all_is_sent_once() -> None:
@@ -155,3 +179,31 @@ def test_what_is_the_same_for_all_is_sent_once() -> None:
     assert len(blocks[BINDS]) == 4
     own = confinement().become(order(limits=LIMITS))
     assert len(encode(own)) < 1500, "bytes that each start sends"
+
+
+def test_an_order_that_was_worked_out_for_another_is_what_it_would_be_anew() -> None:
+    recipes = Recipes(confinement())
+    changes: list[dict[str, Any]] = [
+        {},
+        {"id": "two"},
+        {"id": "\x01\x01\x01"},
+        {"id": "\u00e4b"},
+        {"id": "longer"},
+        {"cwd": "/srv/\x01\x01\x01"},
+        {"cwd": "/srv/\x01\x01\x01", "id": "two"},
+        {"cwd": "/one"},
+        {"cwd": "/one", "id": "two"},
+        {"limits": LIMITS},
+        {"limits": {**LIMITS, "disk_bytes": 1 << 20}},
+        {"host_network": True},
+        {"host_system": False, "layers": ["a"]},
+        {"layers": ["a"], "branches": ["one"]},
+        {"layers": ["a"], "branches": ["one"], "id": "two"},
+        *({"id": "two", "cwd": f"/{number}"} for number in range(KINDS + 1)),
+    ]
+    for change in changes * 2:
+        made = confinement()
+        anew = start_order(made.prepare(order(**change)), made.become(order(**change)))
+        assert recipes.order(asked(**change)) == anew, change
+    with pytest.raises(OSError, match="a zero byte in a text"):
+        recipes.order(asked(id="t\0o"))

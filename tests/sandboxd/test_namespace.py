@@ -121,6 +121,29 @@ async def test_the_hosts_sockets_and_processes_are_out_of_reach(backend: Namespa
     assert await text(backend, "kill -9 -1 2>/dev/null; echo alive") == "alive"
 
 
+BELOW = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+namespace = os.open(f"/proc/{sys.argv[1]}/ns/mnt", os.O_RDONLY)
+for step in (libc.setns(namespace, 0x20000), libc.umount2(b"/", 2), libc.setns(namespace, 0x20000)):
+    assert step == 0, os.strerror(ctypes.get_errno())
+print([(path, os.listdir(path)) for path in ("/t", "/m")], sorted(os.listdir("/")), os.path.exists("/proc"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look below a sandbox's root")
+async def test_nothing_of_the_host_is_below_the_root(backend: NamespaceBackend) -> None:
+    connection = await backend.create("below", TEMPLATE)
+    try:
+        # Without the sandbox's own root, which no process inside could take away.
+        argv = [sys.executable, "-c", BELOW, str(await backend.pid_of("below"))]
+        done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=20)
+        assert done.stdout == "[('/t', []), ('/m', [])] ['m', 'proc', 't'] False\n", done.stderr
+    finally:
+        await connection.close()
+        await backend.destroy("below")
+
+
 async def test_paths_lead_nowhere_but_inside(backend: NamespaceBackend, tmp_path: Path) -> None:
     """Links and dots that the sandbox made are followed by its own guest, in its own root."""
     secret = tmp_path / "secret"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import struct
@@ -118,6 +119,20 @@ def test_blocks_stand_for_their_steps_and_do_not_nest_for_ever(bench: Bench, tmp
     assert (tmp_path / "outer").is_dir()
     assert bench.failure([("block", 1), END]) == "File exists: mkdir inner"
     assert bench.failure([("block", 2)]).startswith("Bad message: block")
+
+
+def test_what_it_does_for_itself_is_done_before_the_first_start(bench: Bench, tmp_path: Path) -> None:
+    bench.sock.send(b"o" + encode([("mkdir", HERE, "own", 0o755), ("setrlimit", resource.RLIMIT_CORE, 0)]))
+    assert bench.failure([("mkdir", HERE, "own", 0o755)]) == "File exists: mkdir own"
+    limits = Path(f"/proc/{bench.process.pid}/limits").read_text()
+    assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE)
+
+
+def test_it_starts_nothing_where_what_it_does_for_itself_fails(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.sock.send(b"o" + encode([END]))
+    assert bench.process.wait(20) == 2
+    bench.sock.close()
 
 
 def test_a_workspace_is_where_its_links_say_as_text(bench: Bench, tmp_path: Path) -> None:
