@@ -133,11 +133,20 @@ def _add_listings(parts: Any) -> None:
     reload = parts.add_parser("reload", help="have the daemon read its settings file again")
     _add_address(reload)
     reload.set_defaults(run=pool_commands.reload)
-    top = parts.add_parser("top", help="show the pools' numbers as they change, until Ctrl-C")
+    top = parts.add_parser("top", help="show what the live page shows, as it changes, until Ctrl-C")
     _add_address(top)
     top.add_argument("--pool", metavar="POOL", help="only this pool's")
     top.add_argument(
         "--interval", type=float, default=0.5, metavar="S", help="once in S seconds at most (0.5)"
+    )
+    top.add_argument(
+        "--run",
+        action="append",
+        default=[],
+        type=Path,
+        dest="run_directories",
+        metavar="DIR",
+        help="a training run, as in runs/demo; may be given more than once",
     )
     top.add_argument("--once", action="store_true", help="show them once")
     top.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -33,6 +33,14 @@ class PoolService(pb_grpc.PoolServiceServicer):
         return pb.ListPoolsResponse(pools=[pool_wire.pool(pool.name, pool.stats()) for pool in pools])
 
     @unary
+    async def ListTenants(self, request: pb.ListTenantsRequest, context: Context) -> pb.ListTenantsResponse:
+        pools = [self._pools.named(request.pool)] if request.pool else list(self._pools.by_name.values())
+        pools.sort(key=lambda pool: pool.name)
+        return pb.ListTenantsResponse(
+            shares=[pool_wire.share(pool.name, share) for pool in pools for share in pool.shares()]
+        )
+
+    @unary
     async def UpdatePool(self, request: pb.UpdatePoolRequest, context: Context) -> pb.Pool:
         pool = self._pools.named(request.pool.name)
         pool_wire.resize(pool, request.pool)

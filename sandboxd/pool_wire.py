@@ -9,7 +9,7 @@ from google.protobuf import duration_pb2
 from sandboxd.announcements import Preparation
 from sandboxd.errors import InvalidRequest
 from sandboxd.pool import Pool
-from sandboxd.types import POOL_PREFIX, PoolStats, Reloaded
+from sandboxd.types import POOL_PREFIX, PoolStats, Reloaded, Share
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.wire import LONGEST_SECONDS, REQUEST_ID_BYTES_LIMIT, duration, timestamp
 
@@ -115,6 +115,18 @@ def pool(name: str, stats: PoolStats) -> pb.Pool:
         next_free_duration=_duration(stats.next_free_seconds),
         oldest_wait_duration=_duration(stats.oldest_wait_seconds),
         announced_count=stats.announced,
+    )
+
+
+def share(pool_name: str, value: Share) -> pb.TenantShare:
+    """What a tenant has of a pool."""
+    return pb.TenantShare(
+        pool=POOL_PREFIX + pool_name,
+        tenant=value.tenant,
+        weight=value.weight,
+        active_count=value.active,
+        waiting_count=value.waiting,
+        wanted_count=value.wanted,
     )
 
 

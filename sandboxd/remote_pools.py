@@ -16,7 +16,7 @@ from sandboxd.errors import BackendUnavailable
 from sandboxd.patience import Patience
 from sandboxd.replies import PrewarmPlan
 from sandboxd.status import translated
-from sandboxd.types import POOL_PREFIX, PoolStats, Reloaded
+from sandboxd.types import POOL_PREFIX, PoolStats, Reloaded, Share
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 from sandboxd.wire import duration
@@ -53,6 +53,14 @@ class RemotePools:
         """All pools by name."""
         reply = await self.answered(self.pools.ListPools, pb.ListPoolsRequest())
         return replies.pools(reply.pools)
+
+    async def list_tenants(self, pool: str | None = None) -> dict[str, list[Share]]:
+        """Who holds sandboxes and who waits, by pool; of all pools when None. Raises PoolNotFound.
+
+        A pool with neither is left out.
+        """
+        request = pb.ListTenantsRequest(pool=POOL_PREFIX + pool if pool else "")
+        return replies.shares((await self.answered(self.pools.ListTenants, request)).shares)
 
     async def update_pool(
         self, pool: str, *, warm: int | None = None, size_limit: int | None = None

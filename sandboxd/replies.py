@@ -19,6 +19,7 @@ from sandboxd.types import (
     PoolStats,
     QueuePosition,
     Reloaded,
+    Share,
     Started,
     StartPhases,
     Stderr,
@@ -113,6 +114,7 @@ class SandboxInfo:
 
     `expires` is None while it is not leased. `ttl` is how long a renewal lasts that says nothing, in seconds.
     `start` says how long its start took; None where another daemon started it, or it is a fork or was reset.
+    `tenant` holds the lease, granted at `leased`; empty and None where an earlier daemon granted it.
     """
 
     name: str
@@ -123,6 +125,8 @@ class SandboxInfo:
     labels: dict[str, str]
     ttl: float = 0.0
     start: StartPhases | None = None
+    tenant: str = ""
+    leased: float | None = None
 
 
 def event(response: pb.ExecCommandResponse) -> Event:
@@ -209,6 +213,15 @@ def stats(pool: pb.Pool) -> PoolStats:
     )
 
 
+def shares(found: Iterable[pb.TenantShare]) -> dict[str, list[Share]]:
+    """What tenants have, by pool."""
+    by_pool: dict[str, list[Share]] = {}
+    for each in found:
+        counts = (each.weight, each.active_count, each.waiting_count, each.wanted_count)
+        by_pool.setdefault(each.pool.removeprefix(POOL_PREFIX), []).append(Share(each.tenant, *counts))
+    return by_pool
+
+
 @dataclass(frozen=True, slots=True)
 class PrewarmPlan:
     """What a pool will do about an announcement. Times are in seconds since 1970.
@@ -264,6 +277,8 @@ def info(sandbox: pb.Sandbox) -> SandboxInfo:
         labels=dict(sandbox.labels),
         ttl=sandbox.ttl.ToNanoseconds() / 1e9,
         start=_start_phases(sandbox.start_phases) if sandbox.HasField("start_phases") else None,
+        tenant=sandbox.tenant,
+        leased=sandbox.lease_time.ToNanoseconds() / 1e9 if sandbox.HasField("lease_time") else None,
     )
 
 

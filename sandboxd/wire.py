@@ -23,6 +23,7 @@ from sandboxd.types import (
     FileInfo,
     Kept,
     QueuePosition,
+    SandboxState,
     Started,
     StartPhases,
     Stderr,
@@ -266,6 +267,7 @@ def _parts(value: float) -> dict[str, int]:
 
 def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbox:
     """`calendar_offset` turns the pool's clock into seconds since 1970."""
+    held = value.state is SandboxState.ACTIVE
     return pb.Sandbox(
         name=SANDBOX_PREFIX + value.id,
         pool=POOL_PREFIX + pool_name,
@@ -275,6 +277,8 @@ def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbo
         labels=value.labels,
         ttl=duration(value.ttl) if value.ttl else None,
         start_phases=None if value.phases is None else _start_phases(value.phases),
+        tenant=value.tenant if held else "",
+        lease_time=timestamp(value.leased + calendar_offset) if held and value.leased is not None else None,
     )
 
 

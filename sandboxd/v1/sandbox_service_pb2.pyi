@@ -27,7 +27,7 @@ POOL_STATE_DRAINING: PoolState
 POOL_STATE_UNAVAILABLE: PoolState
 
 class Sandbox(_message.Message):
-    __slots__ = ("name", "pool", "state", "create_time", "expire_time", "labels", "ttl", "start_phases")
+    __slots__ = ("name", "pool", "state", "create_time", "expire_time", "labels", "ttl", "start_phases", "tenant", "lease_time")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Sandbox.State]
@@ -59,6 +59,8 @@ class Sandbox(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     START_PHASES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TIME_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     state: Sandbox.State
@@ -67,7 +69,9 @@ class Sandbox(_message.Message):
     labels: _containers.ScalarMap[str, str]
     ttl: _duration_pb2.Duration
     start_phases: StartPhases
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[Sandbox.State, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., start_phases: _Optional[_Union[StartPhases, _Mapping]] = ...) -> None: ...
+    tenant: str
+    lease_time: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., state: _Optional[_Union[Sandbox.State, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., start_phases: _Optional[_Union[StartPhases, _Mapping]] = ..., tenant: _Optional[str] = ..., lease_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class StartPhases(_message.Message):
     __slots__ = ("attempt_count", "retry_duration", "pull_duration", "create_duration", "start_duration", "ready_duration", "setup_duration")
@@ -752,6 +756,34 @@ class ListPoolsResponse(_message.Message):
     POOLS_FIELD_NUMBER: _ClassVar[int]
     pools: _containers.RepeatedCompositeFieldContainer[Pool]
     def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ...) -> None: ...
+
+class ListTenantsRequest(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
+
+class ListTenantsResponse(_message.Message):
+    __slots__ = ("shares",)
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    shares: _containers.RepeatedCompositeFieldContainer[TenantShare]
+    def __init__(self, shares: _Optional[_Iterable[_Union[TenantShare, _Mapping]]] = ...) -> None: ...
+
+class TenantShare(_message.Message):
+    __slots__ = ("pool", "tenant", "weight", "active_count", "waiting_count", "wanted_count")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    tenant: str
+    weight: int
+    active_count: int
+    waiting_count: int
+    wanted_count: int
+    def __init__(self, pool: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[int] = ..., active_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., wanted_count: _Optional[int] = ...) -> None: ...
 
 class UpdatePoolRequest(_message.Message):
     __slots__ = ("pool",)

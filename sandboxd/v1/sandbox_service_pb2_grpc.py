@@ -1161,6 +1161,11 @@ class PoolServiceStub:
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListPoolsRequest.SerializeToString,
                 response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListPoolsResponse.FromString,
                 _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/sandboxd.v1.PoolService/ListTenants',
+                request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
         self.UpdatePool = channel.unary_unary(
                 '/sandboxd.v1.PoolService/UpdatePool',
                 request_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.UpdatePoolRequest.SerializeToString,
@@ -1196,6 +1201,13 @@ class PoolServiceServicer:
 
     def ListPools(self, request, context):
         """Lists all pools by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenants(self, request, context):
+        """Lists who holds sandboxes and who waits for them, by pool and tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1246,6 +1258,11 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.ListPools,
                     request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListPoolsRequest.FromString,
                     response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListPoolsResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListTenantsRequest.FromString,
+                    response_serializer=sandboxd_dot_v1_dot_sandbox__service__pb2.ListTenantsResponse.SerializeToString,
             ),
             'UpdatePool': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdatePool,
@@ -1323,6 +1340,33 @@ class PoolService:
             '/sandboxd.v1.PoolService/ListPools',
             sandboxd_dot_v1_dot_sandbox__service__pb2.ListPoolsRequest.SerializeToString,
             sandboxd_dot_v1_dot_sandbox__service__pb2.ListPoolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandboxd.v1.PoolService/ListTenants',
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ListTenantsRequest.SerializeToString,
+            sandboxd_dot_v1_dot_sandbox__service__pb2.ListTenantsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,16 +11,17 @@ import json
 import uuid
 from collections.abc import Callable, Iterable
 
-from sandboxd import __version__
+from sandboxd import __version__, run_digest
+from sandboxd.overview import Row, Rows, Sections
 from sandboxd.pools import Pools
+from sandboxd.runs import Run
 from sandboxd.web import view
 from sandboxd.web.history import INTERVAL_SECONDS, History
-from sandboxd.web.runs import Run
 
 # Some of what is shown changes without any event: rates, and how long somebody has waited.
 STALE_SECONDS = 0.5
 
-LOOKS: dict[str, Callable[[Pools], view.Rows]] = {
+LOOKS: dict[str, Callable[[Pools], Rows]] = {
     "pools": view.pools_rows,
     "tenants": view.tenants_rows,
     "leases": view.leases_rows,
@@ -38,18 +39,18 @@ class Board:
         self.boot = uuid.uuid4().hex
         self._runs = list(runs)
         self._looked_at: float | None = None
-        self._rows: dict[str, view.Rows] = {}
+        self._rows: Sections = {}
 
     def changed(self) -> None:
         """What was seen does not hold any more."""
         self._looked_at = None
 
-    def rows(self) -> dict[str, view.Rows]:
+    def rows(self) -> Sections:
         """By section and key; the same objects until something has changed."""
         now = self.pools.clock.now()
         if self._looked_at is None or now - self._looked_at > STALE_SECONDS:
             self._rows = {section: look(self.pools) for section, look in LOOKS.items()}
-            self._rows["runs"] = {run.name: run.head() for run in self._runs}
+            self._rows["runs"] = {run.name: _run_row(run) for run in self._runs}
             self._rows["steps"] = {key: row for run in self._runs for key, row in run.steps.items()}
             self._looked_at = now
         return self._rows
@@ -66,12 +67,19 @@ class Board:
             await self.pools.clock.sleep(INTERVAL_SECONDS)
 
 
+def _run_row(run: Run) -> Row:
+    """Beside its steps, which the page has itself: what they come to, in words."""
+    head = run.head()
+    told = {key: head[key] for key in ("fault", "step", "families")}
+    return {**told, "facts": run_digest.facts(head["latest"])}
+
+
 class Reader:
     """What one page was told, so that it hears only what is new."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._told: dict[str, view.Rows] | None = None
+        self._told: Sections | None = None
         self._points_until = 0.0
 
     def news(self) -> str:
@@ -82,7 +90,8 @@ class Reader:
         now, rows = board.pools.clock.wall(), board.rows()
         message: dict[str, object] = {"now": round(now, 3)}
         if first:
-            message["begin"] = {"boot": board.boot, "version": __version__, "actions": board.actions}
+            begin = {"boot": board.boot, "version": __version__, "actions": board.actions}
+            message["begin"] = {**begin, "charts": run_digest.charts()}
         message["draining"] = board.pools.draining
         message["leased"] = sum(row["active"] for row in rows["pools"].values())
         if points := board.history.since(self._points_until):
@@ -96,7 +105,7 @@ class Reader:
         return json.dumps(message, allow_nan=False, separators=(",", ":"))
 
 
-def _change(told: view.Rows, present: view.Rows) -> dict[str, object]:
+def _change(told: Rows, present: Rows) -> dict[str, object]:
     change: dict[str, object] = {}
     new = {
         key: row

@@ -7,10 +7,11 @@ from typing import Any
 
 from sandboxd.backends.base import Commands
 from sandboxd.errors import InvalidRequest, SandboxdError
+from sandboxd.overview import Row, failure_row
 from sandboxd.pools import Pools
 from sandboxd.types import SANDBOX_PREFIX, CommandInfo, Exited, SandboxState, Stderr, Stdout
 from sandboxd.web.transcripts import Transcripts, ending
-from sandboxd.web.view import Row, failure_row, lease_row
+from sandboxd.web.view import lease_row
 
 COMMANDS_SHOWN = 20
 TAIL_BYTES = 8192
@@ -25,7 +26,7 @@ async def closeup(pools: Pools, transcripts: Transcripts, sandbox_id: str) -> Ro
     row: Row = {"id": sandbox_id, "pool": pool.name, "state": "GONE", "place": known.place}
     row["commands"] = transcripts.of(sandbox_id)
     if known.failure is not None:
-        row["failure"] = failure_row(pool.name, known.failure)
+        row["failure"] = failure_row(known.failure)
     sandbox = known.sandbox
     if sandbox is None:
         return row

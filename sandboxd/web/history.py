@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from sandboxd.overview import failed_total
 from sandboxd.types import PoolStats
 
 POINTS_KEPT = 900
@@ -45,6 +46,5 @@ def _later(points: deque[Point], when: float) -> list[Point]:
 
 def point(when: float, stats: PoolStats) -> Point:
     """See `Point`."""
-    failed = stats.start_failures_total + stats.unhealthy_total + stats.lost_total
-    counts: Point = [stats.warm, stats.starting, stats.active, stats.waiting, failed]
+    counts: Point = [stats.warm, stats.starting, stats.active, stats.waiting, failed_total(stats)]
     return [round(when, 3), *counts, stats.start_seconds, stats.oldest_wait_seconds]

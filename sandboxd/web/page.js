@@ -5,7 +5,7 @@ const $ = (id) => document.getElementById(id);
 const rows = { pools: {}, tenants: {}, leases: {}, failures: {}, runs: {}, steps: {} };
 const points = {}; // by pool: [time, warm, starting, active, waiting, failed, start, oldest wait]
 const WINDOW_SECONDS = 900;
-let source = null, boot = null, begun = false, actions = false, token = null, lead = 0, leased = 0, heard = 0;
+let source = null, charts = [], begun = false, actions = false, token = null, lead = 0, leased = 0, heard = 0;
 let link = "", waitingFrame = false, draining = false;
 
 const now = () => Date.now() / 1000 + lead;
@@ -30,8 +30,7 @@ function take(message) {
   const before = new Set(Object.keys(rows.failures));
   if (message.begin) {
     for (const section of Object.keys(rows)) rows[section] = {};
-    // Curves go on over a restart of the daemon; failures of the last one are no news.
-    if (boot !== message.begin.boot) boot = message.begin.boot;
+    charts = message.begin.charts;
     actions = message.begin.actions;
     put($("version"), message.begin.version);
     $("unlock").hidden = !actions;
@@ -123,12 +122,10 @@ function show() {
   showRuns();
 }
 
-const failures = (row) => row.start_failures_total + row.unhealthy_total + row.lost_total;
-
 function showFailures() {
   const entries = Object.entries(rows.failures).sort((a, b) => b[1].when - a[1].when);
   sized("failures-box", "no-failures", entries);
-  const failed = Object.values(rows.pools).reduce((sum, row) => sum + failures(row), 0);
+  const failed = Object.values(rows.pools).reduce((sum, row) => sum + row.failed_total, 0);
   put($("failures-count"), failed ? count(failed) : "");
   put($("failures-note"), entries.length < failed ? `The last ${entries.length} that are known, of ${count(failed)} since the daemon began.` : "");
   fill($("failures-rows"), entries, (key, row) => {
@@ -149,9 +146,8 @@ function showLeases() {
   $("unlock-form").hidden = Boolean(token);
   $("unlocked").hidden = $("actions-head").hidden = !token;
   const wanted = $("filter").value.toLowerCase();
-  const holder = (row) => Object.entries(row.labels).map(([key, value]) => `${key}=${value}`).join(" ") || "–";
   const all = Object.entries(rows.leases).sort((a, b) => a[1].since - b[1].since);
-  const entries = all.filter(([key, row]) => `${key} ${row.pool} ${row.tenant} ${holder(row)}`.toLowerCase().includes(wanted));
+  const entries = all.filter(([key, row]) => `${key} ${row.pool} ${row.tenant} ${row.holder}`.toLowerCase().includes(wanted));
   sized("leases-box", "no-leases", entries);
   put($("no-leases"), all.length ? "No lease shown here has that in it." : "Nobody holds a sandbox.");
   put($("leases-count"), leased ? `${leased}` : "");
@@ -169,7 +165,7 @@ function showLeases() {
       put(held, `${row.exact ? "" : "over "}${age(now() - row.since)}`);
       put(ends, row.expires === null ? "–" : age(row.expires - now()));
       put(tenant, row.tenant || "–");
-      put(who, holder(row));
+      put(who, row.holder || "–");
       put(uses, `${row.uses}`);
       release.hidden = act.hidden = !token;
     });
@@ -183,7 +179,7 @@ function showTenants() {
     const cells = [element("th", { scope: "row" }), cell("", "Pool"),
       ...["Weight", "Holds", "Callers waiting", "They want"].map((label) => cell("number", label))];
     return tableRow(cells, (row) => {
-      const values = [row.tenant || "of an earlier daemon", row.pool, row.weight, row.active, row.waiting, row.wanted];
+      const values = [row.name, row.pool, row.weight, row.active, row.waiting, row.wanted];
       values.forEach((value, number) => put(cells[number], `${value}`));
     });
   });
@@ -221,7 +217,7 @@ function poolCard(name) {
     reason.hidden = !row.state_reason;
     form.hidden = !token;
     for (const key of ["active", "starting", "waiting"]) put(shown[key], count(row[key]));
-    put(shown.failed, count(failures(row)));
+    put(shown.failed, count(row.failed_total));
     if (shown.warm.dataset.said !== `${row.warm}/${row.warm_target}`) {
       shown.warm.dataset.said = `${row.warm}/${row.warm_target}`;
       shown.warm.replaceChildren(count(row.warm), element("small", {}, ` of ${count(row.warm_target)}`));

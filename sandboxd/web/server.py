@@ -16,11 +16,11 @@ from sandboxd.config import Config, ConfigError
 from sandboxd.errors import InvalidRequest, NotFound, SandboxdError
 from sandboxd.lifetime import Tasks
 from sandboxd.pools import Pools
+from sandboxd.runs import Run
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX
 from sandboxd.web.board import Board, Reader
 from sandboxd.web.closeup import closeup
 from sandboxd.web.guard import HEADERS, Guard, refused
-from sandboxd.web.runs import Run
 from sandboxd.web.transcripts import Transcripts
 
 logger = logging.getLogger(__name__)

@@ -6,12 +6,11 @@ leases and the latest failures.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections.abc import Iterator
-from typing import Any
 
-from sandboxd.care import Failure
+from sandboxd import overview
+from sandboxd.overview import Row, Rows
 from sandboxd.pool import Pool
 from sandboxd.pools import Pools
 from sandboxd.sandbox import Sandbox
@@ -19,15 +18,11 @@ from sandboxd.types import SandboxState
 
 LEASES_SHOWN = 200
 FAILURES_SHOWN = 50
-LOG_CHARACTERS = 4096
-
-Row = dict[str, Any]
-Rows = dict[str, Row]
 
 
 def pools_rows(pools: Pools) -> Rows:
     """The counts of each pool that is served."""
-    return {name: dataclasses.asdict(pool.stats()) for name, pool in sorted(pools.by_name.items())}
+    return {name: overview.pool_row(pool.stats()) for name, pool in sorted(pools.by_name.items())}
 
 
 def tenants_rows(pools: Pools) -> Rows:
@@ -35,7 +30,7 @@ def tenants_rows(pools: Pools) -> Rows:
     rows: Rows = {}
     for pool in pools.by_name.values():
         for share in pool.shares():
-            rows[f"{pool.name}/{share.tenant}"] = {"pool": pool.name, **dataclasses.asdict(share)}
+            rows[overview.tenant_key(pool.name, share)] = overview.tenant_row(pool.name, share)
     return rows
 
 
@@ -54,38 +49,18 @@ def _leased(pools: Pools) -> Iterator[tuple[float, Pool, Sandbox]]:
 
 
 def _since(sandbox: Sandbox) -> float:
-    """When the lease began; where another daemon granted it, when it was last renewed."""
-    return sandbox.leased if sandbox.leased is not None else (sandbox.expiry or 0.0) - sandbox.ttl
+    return overview.lease_since(sandbox.leased, sandbox.expiry, sandbox.ttl)
 
 
 def lease_row(pool: Pool, sandbox: Sandbox, offset: float) -> Row:
-    """One lease. `exact` is false where its beginning is not known, but a later time is."""
-    return {
-        "pool": pool.name,
-        "since": round(_since(sandbox) + offset, 3),
-        "exact": sandbox.leased is not None,
-        "expires": None if sandbox.expiry is None else round(sandbox.expiry + offset, 3),
-        "tenant": sandbox.tenant,
-        "labels": sandbox.labels,
-        "uses": sandbox.uses,
-        "start_seconds": sandbox.start_seconds,
-    }
+    """One lease, with how often the sandbox was leased and how long its start took."""
+    granted, expires = (None if when is None else when + offset for when in (sandbox.leased, sandbox.expiry))
+    row = overview.lease_row(pool.name, sandbox, granted, expires)
+    return {**row, "uses": sandbox.uses, "start_seconds": sandbox.start_seconds}
 
 
 def failures_rows(pools: Pools) -> Rows:
     """The failures of late, of all pools together."""
-    found = (
-        (failure.when, name, failure)
-        for name, pool in pools.by_name.items()
-        for failure in pool.failures()[-FAILURES_SHOWN:]
-    )
-    latest = heapq.nlargest(FAILURES_SHOWN, found, key=lambda each: each[0])
-    return {
-        f"{failure.sandbox}/{failure.attempt}/{failure.when:.6f}": failure_row(name, failure)
-        for _, name, failure in latest
-    }
-
-
-def failure_row(pool: str, failure: Failure) -> Row:
-    """Why one failed, with the last that it printed."""
-    return {"pool": pool, **dataclasses.asdict(failure), "log": failure.log[-LOG_CHARACTERS:]}
+    found = (failure for pool in pools.by_name.values() for failure in pool.failures()[-FAILURES_SHOWN:])
+    latest = heapq.nlargest(FAILURES_SHOWN, found, key=lambda failure: failure.when)
+    return {overview.failure_key(failure): overview.failure_row(failure) for failure in latest}

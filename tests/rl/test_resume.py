@@ -9,6 +9,8 @@ import pytest
 
 from sandboxd import Client
 from sandboxd.child import child_daemon
+from sandboxd.run_digest import KEYS, facts
+from sandboxd.runs import Run
 from tests.rl.resume_proof import (
     Case,
     Children,
@@ -46,6 +48,16 @@ def prove(forked: Children, directory: Path, address: str) -> None:
         assert left_behind(forked, each) == []
 
 
+async def check_shown(run: Path) -> None:
+    """The live page and `sandboxd top` name no metric that a run does not write."""
+    shown = Run(run)
+    assert await shown.look()
+    head = shown.head()
+    assert set(head["latest"]) >= KEYS
+    assert [title for title, value in facts(head["latest"]) if value == "-"] == []
+    assert {"all", "sums"} <= set(head["families"])
+
+
 @pytest.mark.timeout(240)
 def test_each_task_is_trained_once_however_often_the_run_is_killed(tmp_path: Path) -> None:
     settings = tmp_path / "daemon.toml"
@@ -55,6 +67,7 @@ def test_each_task_is_trained_once_however_often_the_run_is_killed(tmp_path: Pat
         async with child_daemon(tmp_path / "d", config=settings) as address, Client(address) as client:
             with children(tmp_path / "output") as forked:
                 await asyncio.to_thread(prove, forked, tmp_path, address)
+            await check_shown(tmp_path / "exact" / "runs" / "whole")
             # Nobody gave back what the killed runs had leased: that ends with its time.
             async with asyncio.timeout(20):
                 async for pool in client.watch_pool("python"):

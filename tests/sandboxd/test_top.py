@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -14,8 +15,13 @@ from typing import Any
 
 import pytest
 
+from sandboxd import errors
+from sandboxd.run_digest import KEYS
+from sandboxd.types import Share
 from tests.sandboxd.conftest import daemon_process
+from tests.sandboxd.page_kit import stream
 from tests.sandboxd.test_cli import run
+from tests.sandboxd.test_web_guard import page, settings
 
 POOLS = '[pools.a]\nbackend = "fake"\nwarm = 1\n[pools.b]\nbackend = "fake"\nwarm = 0\n'
 POOLS += '[pools.c]\nbackend = "fake"\nwarm = 0\nsetup = ["false"]\n'
@@ -60,10 +66,64 @@ def test_a_line_for_each_change_until_ctrl_c(address: str) -> None:
         assert process.stderr.read() == b""
 
 
-def test_a_live_table_on_a_terminal(address: str) -> None:
+STEPS = [
+    {"step": 1, "solve_rate/all": 0.25, "solve_rate/sums": 0.25, **dict.fromkeys(KEYS, 1.0)},
+    {"step": 2, "solve_rate/all": 0.5, "solve_rate/words": 0.04, **dict.fromkeys(KEYS, 0.75)},
+]
+
+
+def write_steps(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in STEPS))
+    return directory
+
+
+@pytest.mark.anyio
+async def test_it_says_what_the_page_says(tmp_path: Path) -> None:
+    """One daemon, asked by both: the same rows under the same keys."""
+    demo = write_steps(tmp_path / "demo")
+    pools = {"python": {"backend": "fake", "warm": 2}, "bad": {"backend": "fake", "warm": 0, "setup": ["no"]}}
+    config = settings(tmp_path, token=False, web_runs=[demo], pools=pools)
+    async with asyncio.timeout(60), page(config) as (session, client), stream(session) as states:
+        async with client.acquire("python", timeout=20, tenant="red", labels={"episode": "e [b]1"}):
+            with pytest.raises(errors.StartFailed):
+                await client.acquire("bad", timeout=20)
+            assert await client.list_tenants() == {"python": [Share("red", 1, 1, 0, 0)]}
+            assert await client.list_tenants("bad") == {}
+            with pytest.raises(errors.PoolNotFound):
+                await client.list_tenants("none")
+            async for state in states:
+                rows = state.rows
+                if rows["leases"] and rows["failures"] and rows["steps"]:
+                    break
+            asked = ("top", "--once", "--address", client.address, "--run", demo)
+            said = json.loads((await asyncio.to_thread(run, *asked, "--json")).stdout)
+            lines = (await asyncio.to_thread(run, *asked)).stdout.decode()
+    assert set(said) == {"time", "pools", "tenants", "leases", "failures", "runs"}
+    assert (said["tenants"], said["failures"]) == (rows["tenants"], rows["failures"])
+    ((name, lease),) = said["leases"].items()
+    shown = rows["leases"][name]
+    # The calendar is read anew by each, and the client renews its lease.
+    assert lease.pop("since") == pytest.approx(shown["since"], abs=0.1)
+    lease.pop("expires")
+    assert lease == {key: shown[key] for key in lease}
+    told = rows["runs"]["demo"]
+    assert {key: said["runs"]["demo"][key] for key in ("fault", "step", "families")} == {
+        key: told[key] for key in ("fault", "step", "families")
+    }
+    assert set(said["runs"]["demo"]["latest"]) == {*KEYS, "solve_rate/all", "solve_rate/words"}
+    assert set(said["pools"]["python"]) == set(rows["pools"]["python"])
+    for title, value in told["facts"]:
+        assert f"{title.lower()} {value}" in lines
+    assert "run demo  step 2  solved all 50 %  sums 25 %  words 4.0 %" in lines
+    assert "python  tenant red  holds 1  callers waiting 0  for 0" in lines
+
+
+def test_a_live_table_on_a_terminal(address: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "140"}
-    with top(address, "--interval", "0.02", stdout=theirs, env=environment) as process:
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "60"}
+    demo = ("--run", str(write_steps(tmp_path / "demo")))
+    with top(address, "--interval", "0.02", *demo, stdout=theirs, env=environment) as process:
         os.close(theirs)
         shown = b""
         while b"POOL" not in shown:
@@ -73,8 +133,9 @@ def test_a_live_table_on_a_terminal(address: str) -> None:
             shown += os.read(ours, 4096)
         lease = [sys.executable, "-m", "sandboxd", "exec", "--address", address, "b", "--", "sleep", "60"]
         with subprocess.Popen(lease) as holder:
-            while b"LEASED" not in shown:
-                shown += os.read(ours, 4096)
+            for words in (b"LEASED", b"TENANT", b"Trainer waits", b"75 %", b"FAMILY"):
+                while words not in shown:
+                    shown += os.read(ours, 4096)
             holder.send_signal(signal.SIGINT)
         run("exec", "--address", address, "c", "--", "true")
         while b"setup" not in shown:
@@ -89,6 +150,7 @@ def test_a_live_table_on_a_terminal(address: str) -> None:
     ("arguments", "code", "words"),
     [
         (["--interval", "0"], 2, "--interval 0: must be from 0.02 to 60 seconds"),
+        (["--run", "none"], 2, "--run none: no such directory; name a run's, as in runs/demo"),
         (["--pool", "none"], 1, "no pool 'none'; this daemon has: a, b, c"),
     ],
 )

@@ -35,8 +35,7 @@ def settings(tmp_path: Path, *, token: bool = True, **more: Any) -> Config:
         web=f"127.0.0.1:{free_port()}",
         web_token_file=file if token else None,
         drain_seconds=0.2,
-        pools={"python": {"backend": "fake", "warm": 2}},
-        **more,
+        **{"pools": {"python": {"backend": "fake", "warm": 2}}, **more},
     )
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import socket
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from sandboxd import web
 from sandboxd.clock import ManualClock
 from sandboxd.daemon import running
 from sandboxd.pools import Pools
+from sandboxd.run_digest import KEYS
+from sandboxd.runs import Run
 from sandboxd.types import Command, Exited, ExitReason, PoolStats, Stderr, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.web.board import Board, Reader
 from sandboxd.web.history import POINTS_KEPT, History
-from sandboxd.web.runs import Run
 from sandboxd.web.transcripts import COMMANDS_KEPT, SANDBOXES_KEPT, TAIL_BYTES, Transcripts, ending
 
 from .page_kit import stream
@@ -145,7 +148,9 @@ def test_a_reader_is_told_what_is_new_alone() -> None:
 
 async def test_a_run_that_grows_is_cut_back_and_goes_on(tmp_path: Path) -> None:
     run, file = Run(tmp_path), tmp_path / "metrics.jsonl"
-    assert (await run.look(), run.head()) == (True, {"fault": "metrics.jsonl is not there yet"})
+    assert await run.look()
+    nothing = {"fault": "metrics.jsonl is not there yet", "step": None, "latest": {}, "families": {}}
+    assert run.head() == nothing
     assert not await run.look()
 
     def row(step: int, rate: float, **more: object) -> str:
@@ -203,3 +208,11 @@ def test_transcripts_are_bounded() -> None:
         transcripts.begin(f"b{number}", Command((b"cmd",)))
     assert transcripts.of("a") == []
     assert ending(Exited(ExitReason.TIMED_OUT, wall=2.0)) == "timed out after 2.00 s"
+
+
+def test_scripts_name_no_metric() -> None:
+    """The daemon tells which metrics are drawn: one list, which a test holds against what runs write."""
+    kinds = {key.partition("/")[0] for key in KEYS}
+    for script in Path(web.__file__).parent.glob("*.js"):
+        found = re.findall(rf"[\"'`]((?:{'|'.join(kinds)})/\w+)", script.read_text())
+        assert (script.name, found) == (script.name, [])

@@ -1,7 +1,7 @@
 """Follows the `metrics.jsonl` of a training run as it grows: a row of numbers for each step.
 
-The file is plain text to this module. It may not be there yet, end in half a line, or be cut back and go on
-differently when its run is resumed.
+For the live page and `sandboxd top`. The file may not be there yet, end in half a line, or be cut back and
+go on differently when its run is resumed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import json
 import math
 from pathlib import Path
 
-from sandboxd.web.view import Row, Rows
+from sandboxd.overview import Row, Rows
+from sandboxd.run_digest import FAMILY, KEYS, families
 
 FILE = "metrics.jsonl"
 STEPS_KEPT = 500
@@ -20,23 +21,6 @@ READ_BYTES = 16 << 20
 # So many bytes before the place reached are compared: a file that was cut back and has grown again is
 # another, also where it is longer than before.
 MARK_BYTES = 64
-KEYS = (
-    "time/wall",
-    "perf/wait_time_ratio",
-    "perf/generator_idle_ratio",
-    "perf/trained_tok_s",
-    "rollout/generated_tok_s",
-    "rollout/inflight",
-    "buffer/ready",
-    "buffer/depth",
-    "off_policy/mean",
-    "off_policy/max",
-    "sandbox/warm",
-    "sandbox/active",
-    "sandbox/waiting",
-    "sandbox/start_failures",
-)
-FAMILY = "solve_rate/"
 
 
 class Run:
@@ -49,10 +33,19 @@ class Run:
         self._path = directory / FILE
         self._offset = 0
         self._mark = b""
+        self._digest = self._digested()
 
     def head(self) -> Row:
-        """What is known of it besides its steps."""
-        return {"fault": self.fault}
+        """What its steps come to: the last one's number and metrics, solve rates by family, and `fault`, why
+        nothing newer is known; empty where nothing is wrong. `step` is None before the first.
+        """
+        return {"fault": self.fault, **self._digest}
+
+    def _digested(self) -> Row:
+        steps = list(self.steps.values())
+        last = steps[-1] if steps else {}
+        latest = {key: value for key, value in last.items() if key in KEYS or key.startswith(FAMILY)}
+        return {"step": last.get("step"), "latest": latest, "families": families(steps)}
 
     async def look(self) -> bool:
         """Reads what is new; True where anything is."""
@@ -93,6 +86,7 @@ class Run:
             self.steps = dict(list(self.steps.items())[-STEPS_KEPT:])
         else:
             self.steps = dict(self.steps)
+        self._digest = self._digested()
 
     def _add(self, row: object) -> None:
         """A line that is no row of numbers with a step is passed over."""
