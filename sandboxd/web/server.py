@@ -74,8 +74,13 @@ class Site:
         try:
             await response.prepare(request)
             await self._tell(response)
-        except (ConnectionError, TimeoutError):
+        except ConnectionError:
             logger.debug("a page has gone")
+        except TimeoutError:
+            logger.debug("a page reads nothing: it is cut off")
+            # Without this the response's end would wait for the reader, and keep what it has not read.
+            if request.transport is not None:
+                request.transport.abort()
         finally:
             self._open -= 1
         return response

@@ -16,6 +16,9 @@ import aiohttp
 # Below those that the kernel gives to whoever asks for any port: it stays free while a daemon restarts.
 _PORTS = itertools.cycle(range(20_000 + os.getpid() % 100 * 100, 30_000))
 
+# A message is one line, whatever the daemon has to tell.
+LONGEST_BYTES = 64 << 20
+
 
 def free_port() -> int:
     """A port of this process's own, as far as can be seen."""
@@ -52,7 +55,7 @@ class State:
 @contextlib.asynccontextmanager
 async def stream(session: aiohttp.ClientSession) -> AsyncIterator[AsyncIterator[State]]:
     """What is known after each message of `/events`."""
-    async with session.get("/events") as reply:
+    async with session.get("/events", read_bufsize=LONGEST_BYTES) as reply:
         assert reply.status == 200
 
         async def states() -> AsyncIterator[State]:

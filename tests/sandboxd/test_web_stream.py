@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import re
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from sandboxd import web
 from sandboxd.clock import ManualClock
+from sandboxd.config import Config
 from sandboxd.daemon import running
 from sandboxd.pools import Pools
 from sandboxd.run_digest import KEYS
@@ -22,12 +26,16 @@ from sandboxd.types import Command, Exited, ExitReason, PoolStats, Stderr, Stdou
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.web.board import Board, Reader
 from sandboxd.web.history import POINTS_KEPT, History
+from sandboxd.web.server import STUCK_SECONDS, served
 from sandboxd.web.transcripts import COMMANDS_KEPT, SANDBOXES_KEPT, TAIL_BYTES, Transcripts, ending
 
-from .page_kit import stream
+from .conftest import settle
+from .page_kit import State, stream
 from .test_web_guard import page, settings, told
 
 pytestmark = pytest.mark.anyio
+# Each is some 30 KB to a page: more in all than a connection's buffers hold (4 MB by Linux's defaults).
+STEPS = 200
 
 
 async def test_leases_failures_and_counts_as_they_change(tmp_path: Path) -> None:
@@ -83,18 +91,97 @@ async def test_named_commands_are_asked_for_their_output(tmp_path: Path) -> None
         assert (command["id"], command["running"], command["stdout"]) == ("job", True, "mine\n")
 
 
+def write_steps(directory: Path) -> Path:
+    """A run of so many families that no connection's buffers hold what a page is told first."""
+    directory.mkdir()
+    with (directory / "metrics.jsonl").open("w") as file:
+        for step in range(1, STEPS + 1):
+            file.write(
+                json.dumps({"step": step} | {f"solve_rate/{n}": step / 997 for n in range(1000)}) + "\n"
+            )
+    return directory / "metrics.jsonl"
+
+
+async def silent_page(config: Config) -> socket.socket:
+    """A page that has been sent the beginning of its first message, and then reads no more."""
+    silent = socket.socket()
+    silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    silent.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(silent, ("127.0.0.1", int(str(config.web).rpartition(":")[2])))
+    await loop.sock_sendall(silent, b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    begun = b""
+    while b"data: " not in begun:
+        begun += await loop.sock_recv(silent, 100)
+    return silent
+
+
+async def rest(silent: socket.socket, end: bytes) -> bytes:
+    """What it was sent since, up to some bytes, or to the end of its connection."""
+    silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+    loop, found = asyncio.get_running_loop(), bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := await loop.sock_recv(silent, 1 << 20):
+            found += piece
+            if end in found[-len(end) - len(piece) :]:
+                break
+    return bytes(found)
+
+
 async def test_who_does_not_read_is_told_the_newest(tmp_path: Path) -> None:
-    """A page that reads nothing holds up nobody, and hears of the present when it reads again."""
-    config = settings(tmp_path, token=False)
-    async with asyncio.timeout(30), page(config) as (session, client), stream(session) as states:
-        with socket.create_connection(("127.0.0.1", int(str(config.web).rpartition(":")[2]))) as silent:
-            silent.send(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            for _ in range(20):
-                async with client.acquire("python", timeout=20):
-                    pass
-            async for state in states:
-                if state.rows["pools"]["python"]["released_total"] == 20:
-                    break
+    """A page that reads nothing holds up nobody, and hears of the present alone when it reads again."""
+    file = write_steps(tmp_path / "run")
+    config = settings(tmp_path, token=False, web_runs=[file.parent])
+    async with asyncio.timeout(60), page(config) as (session, _), stream(session) as states:
+        async for state in states:
+            if f"run/{STEPS}" in state.rows["steps"]:
+                break
+        with contextlib.closing(await silent_page(config)) as silent:
+            for step in range(STEPS + 1, STEPS + 4):
+                with file.open("a") as more:
+                    more.write(json.dumps({"step": step, "solve_rate/all": 0.5}) + "\n")
+                async for state in states:
+                    if f"run/{step}" in state.rows["steps"]:
+                        break
+            told = (await rest(silent, f'"run/{STEPS + 3}"'.encode())).decode()
+    messages = [message for message in told.split("data: ") if '"steps"' in message]
+    # The first, which it had begun to read, and one with all that came meanwhile.
+    assert [message.count('"run":"run","step"') for message in messages] == [STEPS, 3]
+
+
+async def test_who_reads_nothing_for_long_is_cut_off(tmp_path: Path) -> None:
+    file, clock = write_steps(tmp_path / "run"), ManualClock()
+    config = settings(tmp_path, token=False, web_runs=[file.parent])
+    seen: dict[str, Any] = {}
+
+    async def read(states: AsyncIterator[State]) -> None:
+        async for state in states:
+            seen.update(state.rows["steps"])
+
+    async def until_seen(step: str) -> None:
+        while step not in seen:
+            clock.advance(0.25)
+            await asyncio.sleep(0.01)
+
+    async with (
+        asyncio.timeout(60),
+        served(config, Pools(clock)),
+        aiohttp.ClientSession(f"http://{config.web}") as session,
+        stream(session) as states,
+        asyncio.TaskGroup() as tasks,
+    ):
+        reading = tasks.create_task(read(states))
+        await until_seen(f"run/{STEPS}")
+        with contextlib.closing(await silent_page(config)) as silent:
+            clock.advance(STUCK_SECONDS)
+            await settle()
+            # Without what it was to hear: the end of its connection.
+            last = f'"run/{STEPS}"'.encode()
+            assert last not in await rest(silent, last)
+        with file.open("a") as more:
+            more.write(json.dumps({"step": STEPS + 1, "solve_rate/all": 0.5}) + "\n")
+        await until_seen(f"run/{STEPS + 1}")
+        reading.cancel()
 
 
 async def test_the_daemons_end_ends_the_stream(tmp_path: Path) -> None:
