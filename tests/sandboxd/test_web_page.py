@@ -54,6 +54,22 @@ CONTRAST = """(() => {
   return ratios.sort((a, b) => a[0] - b[0])[0];
 })()"""
 
+# Of each failure: when its message had come and when its row was there, in milliseconds of the page's clock,
+# and how long after it had happened.
+WATCH_FAILURES = """(() => {
+  window.seen = [];
+  const whole = take, rows_of = document.querySelector("#failures-rows");
+  let heard = 0;
+  take = (message) => {
+    if (message.failures && message.failures.set) heard = performance.now();
+    whole(message);
+  };
+  new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach((line) => {
+    if (line.dataset && line.dataset.key)
+      window.seen.push([heard, performance.now(), Date.now() - rows.failures[line.dataset.key].when * 1000]);
+  }))).observe(rows_of, { childList: true });
+})()"""
+
 
 @pytest.fixture(scope="module")
 def devtools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -108,6 +124,19 @@ async def test_it_lives_through_a_burst_a_failure_and_a_restart(tmp_path: Path, 
         await shown.until("document.querySelectorAll('#leases-rows tr').length === 0")
         assert await shown.value("points.python[0][0]") == before
         del boxes
+
+
+async def test_a_failure_is_seen_soon_after_it_happened(tmp_path: Path, devtools: str) -> None:
+    """By the page's clock. The bounds hold on a machine with much to do; it is 0.2 s on one with little."""
+    async with page(tmp_path, devtools) as (shown, _, client):
+        await shown.value(WATCH_FAILURES)
+        for count in range(1, 4):
+            await failed(client)
+            await shown.until(f"seen.length >= {count}")
+        for heard, drawn, since in await shown.value("seen"):
+            assert 0 <= drawn - heard < 5_000
+            assert since < 10_000
+        assert shown.errors == []
 
 
 async def test_by_keyboard_and_for_whoever_has_the_token(tmp_path: Path, devtools: str) -> None:
