@@ -48,8 +48,8 @@ PLACES = {
         *(
             f"sandboxd/telemetry/{name}.py"
             for name in (
-                *("calls", "counting", "encoding", "exporters", "instruments", "logs", "prometheus"),
-                *("setup", "spans"),
+                *("calls", "command_span", "counting", "encoding", "exporters", "instruments", "logs"),
+                *("prometheus", "setup", "spans"),
             )
         ),
         "sandboxd/bench/telemetry.py",

@@ -5,19 +5,35 @@ Nothing of OpenTelemetry is imported: where the caller has not imported it, it h
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
+
+# https://www.w3.org/TR/trace-context/#traceparent-header: neither id may be all zeros, no version is ff.
+MEANINGFUL = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+inherited: ContextVar[str | None] = ContextVar("inherited", default=None)
+"""The `traceparent` that a command was started with: what its calls carry where it has no span of its own."""
+
+
+def given(environ: Mapping[str, str]) -> str | None:
+    """The `traceparent` of whoever started this program; None where there is none that means something.
+
+    https://opentelemetry.io/docs/specs/otel/context/env-carriers/
+    """
+    said = environ.get("TRACEPARENT", "")
+    return said if MEANINGFUL.fullmatch(said) else None
 
 
 def header() -> str | None:
     """The `traceparent` of the span that this task works on; None where it works on none."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
-        return None
+        return inherited.get()
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
-        return None
+        return inherited.get()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 

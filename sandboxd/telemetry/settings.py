@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sandboxd.config import ConfigError
+from sandboxd.telemetry.propagation import given
 
 SIGNALS = ("traces", "metrics", "logs")
 EXPORTERS = ("otlp", "none")
@@ -40,6 +41,14 @@ def wanted(scraped: str | None = None, environ: Mapping[str, str] = os.environ) 
     return Wanted(
         {signal: _protocol(signal, environ) for signal in SIGNALS if _is_on(signal, environ)}, scraped
     )
+
+
+def carried(environ: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
+    """The `traceparent` and `tracestate` that whoever started this program gave it; None each where it gave
+    none that means something.
+    """
+    parent = given(environ)
+    return parent, (environ.get("TRACESTATE") if parent else None)
 
 
 def _is_on(signal: str, environ: Mapping[str, str]) -> bool:

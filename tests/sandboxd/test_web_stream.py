@@ -159,9 +159,10 @@ async def test_who_reads_nothing_for_long_is_cut_off(tmp_path: Path) -> None:
             seen.update(state.rows["steps"])
 
     async def until_seen(step: str) -> None:
-        while step not in seen:
-            clock.advance(0.25)
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            while step not in seen:
+                clock.advance(0.25)
+                await asyncio.sleep(0.01)
 
     async with (
         asyncio.timeout(60),
