@@ -25,10 +25,10 @@ class Shown:
 FACTS = (
     Shown("Trainer waits", "perf/wait_time_ratio", SHARE),
     Shown("Generator idle", "perf/generator_idle_ratio", SHARE),
-    Shown("Buffer ready", "buffer/ready", "groups"),
-    Shown("Being played", "rollout/inflight", "episodes"),
-    Shown("Stale by, on average", "off_policy/mean", "versions"),
-    Shown("Stale by, at most", "off_policy/max", "versions"),
+    Shown("Groups ready", "buffer/ready"),
+    Shown("Episodes under way", "rollout/inflight"),
+    Shown("Versions stale, on average", "off_policy/mean"),
+    Shown("Versions stale, at most", "off_policy/max"),
     Shown("Sampled", "rollout/generated_tok_s", "tokens/s"),
     Shown("Trained", "perf/trained_tok_s", "tokens/s"),
     Shown("Sandboxes active", "sandbox/active"),
@@ -37,7 +37,7 @@ FACTS = (
     Shown("Failed starts", "sandbox/start_failures"),
 )
 CHARTS = (
-    Shown("Share of time the trainer waits", "perf/wait_time_ratio", SHARE),
+    Shown("Trainer waits", "perf/wait_time_ratio", SHARE),
     Shown("Groups ready", "buffer/ready"),
     Shown("Tokens sampled a second", "rollout/generated_tok_s"),
     Shown("Sandboxes active", "sandbox/active"),

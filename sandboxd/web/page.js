@@ -266,6 +266,7 @@ function drawPool(chart, starts, name, row) {
   put(chart.top, `up to ${count(top)}`);
   const latencies = column(6), known = latencies.filter((value) => value !== null);
   const slowest = known.length ? Math.max(...known) : null, scale = slowest ? slowest * 1.15 : 1;
+  starts.figure.hidden = !known.length;
   starts.draw(xs, [{ kind: "s-active", values: latencies }], scale,
     `Median start of ${name}: now ${seconds(row.start_seconds)}, at most ${seconds(slowest)}.`);
   put(starts.top, `now ${seconds(row.start_seconds)}, at most ${seconds(slowest)}`);

@@ -17,7 +17,8 @@ function runCard(name) {
   const others = charts.map((chart) => ({ ...chart, drawn: new Chart(chart.title, "low") }));
   const table = element("table", {}, element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Family"),
     element("th", { scope: "col", class: "number" }, "First"), element("th", { scope: "col", class: "number" }, "Latest"))), families);
-  const body = element("div", {}, facts, rates.figure, table, ...others.map((other) => other.drawn.figure));
+  const small = element("div", { class: "charts" }, ...others.map((other) => other.drawn.figure));
+  const body = element("div", {}, facts, rates.figure, table, small);
   card.append(element("div", { class: "head" }, element("h3", {}, name), step), fault, body);
   card.update = (head) => {
     const steps = Object.values(rows.steps).filter((row) => row.run === name).sort((a, b) => a.step - b.step);
