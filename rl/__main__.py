@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import json
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from rl import eval_command, packing_bench, processes
 from rl.bench import command as bench_command
+from rl.command_line import Parser, add_examples, add_json, prints_json
 from rl.comparison import write_comparison
 from rl.config import Config, load
 from rl.errors import ConfigError, RlError
@@ -48,7 +50,7 @@ RUN_ERRORS = (RlError, GeneratorDead, UpdateFailed, SandboxdError)
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="python -m rl",
         description="Trains a language model by reinforcement learning on tasks that need a Python tool, "
         "which runs in sandboxes leased from sandboxd.",
@@ -65,12 +67,15 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--no-filter", action="store_true", help="equal shares of all tasks, none replaced")
     train.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint")
     train.add_argument("--runs-dir", type=Path, help="where runs are kept (default: runs)")
+    add_json(train, "summary.json")
     eval_command.add_parser(commands)
     bench_command.add_parser(commands)
     add_study_parser(commands)
     packing_bench.add_parser(commands)
     report = commands.add_parser("report", help="write a run's report.html again, or compare several runs")
     report.add_argument("run", type=Path, nargs="+", help="directory of a run; several are put side by side")
+    add_json(report, "where it is")
+    add_examples(commands)
     return top
 
 
@@ -93,15 +98,17 @@ def settings(arguments: argparse.Namespace) -> Config:
 def train(arguments: argparse.Namespace, began: float) -> int:
     config = settings(arguments)
     start = find_start(config, resume=arguments.resume)
-    # A copy of the descriptor: while the engine starts, descriptor 1 is its log's.
-    with os.fdopen(os.dup(1), "w") as output:
-        with Progress(config.steps, console=Console(file=output, highlight=False)) as progress:
+    # Copies of the descriptors: while the engine starts, descriptor 1 is its log's.
+    with os.fdopen(os.dup(1), "w") as output, os.fdopen(os.dup(2), "w") as errors:
+        console = Console(file=errors if arguments.json else output, highlight=False)
+        with Progress(config.steps, console=console) as progress:
             try:
-                asyncio.run(interruptible(run(config, start, progress, began), progress))
+                summary = asyncio.run(interruptible(run(config, start, progress, began), progress))
             except asyncio.CancelledError:
                 progress.say(f"interrupted; --resume goes on from {config.directory / 'checkpoints'}")
                 return INTERRUPTED
-        print(f"report: {config.directory / 'report.html'}", file=output)
+        page = config.directory / "report.html"
+        print(json.dumps(summary) if arguments.json else f"report: {page}", file=output)
     return OK
 
 
@@ -113,18 +120,26 @@ def evaluate(arguments: argparse.Namespace) -> int:
             table = asyncio.run(interruptible(eval_command.evaluate(arguments, progress), progress))
         except asyncio.CancelledError:
             return INTERRUPTED
-        Console(file=output, highlight=False).print(table)
+        if arguments.json:
+            output.write((eval_command.settings(arguments).directory / "eval.json").read_text())
+        else:
+            Console(file=output, highlight=False).print(table)
     return OK
 
 
 def measure(arguments: argparse.Namespace) -> int:
     """What prints figures and needs no care at Ctrl-C: `bench`, `study`, `packing`."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_COLUMNS)
+    aside = prints_json(arguments)
+    shown = sys.stderr if aside else sys.stdout
+    console = Console(highlight=False, stderr=aside, width=None if shown.isatty() else FILE_COLUMNS)
     try:
         if arguments.command == "bench":
             return OK if bench_command.bench(arguments, console) else FAILED
         if arguments.command == "study":
-            console.print(f"figures: {study(arguments, console)}", markup=False, soft_wrap=True)
+            figures = study(arguments, console)
+            console.print(f"figures: {figures}", markup=False, soft_wrap=True)
+            if aside:
+                sys.stdout.write(figures.read_text())
         else:
             packing_bench.packing(arguments, console)
     except KeyboardInterrupt:
@@ -165,7 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "report":
             runs = arguments.run
-            print(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs))
+            page = write_report(runs[0]) if len(runs) == 1 else write_comparison(runs)
+            print(json.dumps({"report": str(page)}) if arguments.json else page)
             return OK
         if arguments.command in ("bench", "study", "packing"):
             return measure(arguments)

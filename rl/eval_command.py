@@ -16,6 +16,7 @@ from rich.table import Table
 from rl import tracing
 from rl.attempts import Attempts, Tempered, attempt_all
 from rl.byte_tokenizer import ByteTokenizer
+from rl.command_line import add_json
 from rl.config import Config, endpoint_key, load, traces_protocol
 from rl.dialogue import Dialogue
 from rl.errors import ConfigError, StarvedError
@@ -72,6 +73,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, help="seed of the engine and of the intervals")
     parser.add_argument("--runs-dir", type=Path, help="where results are kept (default: runs)")
+    add_json(parser, "eval.json")
 
 
 def settings(arguments: argparse.Namespace) -> Config:

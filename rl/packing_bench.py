@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl.batching import PackedPass, plan_passes, sample_from_turns
+from rl.command_line import add_json_file, write_json
 from rl.config import Config, TrainerConfig, load
 from rl.dialogue import Dialogue
 from rl.errors import ConfigError
@@ -71,7 +72,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("config", type=Path, nargs="?", help="TOML file of settings, as for train")
     parser.add_argument("--rounds", type=int, default=3, help="of each way, by turns (default 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    add_json_file(parser)
 
 
 def packing(arguments: argparse.Namespace, console: Console) -> list[Measured]:
@@ -90,7 +91,8 @@ def packing(arguments: argparse.Namespace, console: Console) -> list[Measured]:
     console.print(_table(found, batch, precision))
     if arguments.json is not None:
         figures = [asdict(each) | {"trained_tokens_s": each.rate} for each in found]
-        arguments.json.write_text(json.dumps({"precision": precision, "ways": figures}, indent=2) + "\n")
+        content = {"precision": precision, "ways": figures}
+        write_json(arguments.json, json.dumps(content, indent=2) + "\n")
     return found
 
 

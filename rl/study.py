@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rl.command_line import add_json
 from rl.config import Config, load
 from rl.equal_tokens import Curve, Difference, compare, read_curve
 from rl.errors import ConfigError, RlError
@@ -43,8 +44,9 @@ Train = Callable[[Planned], int]
 
 
 def train_in_process(planned: Planned) -> int:
-    """A process for each run: an engine's memory goes with its process."""
-    return subprocess.run([sys.executable, "-m", "rl", *planned.arguments], check=False).returncode
+    """A process for each run: an engine's memory goes with its process. It reports on standard error."""
+    command = [sys.executable, "-m", "rl", *planned.arguments]
+    return subprocess.run(command, stdout=sys.stderr, check=False).returncode
 
 
 def add_parser(commands: Any) -> None:
@@ -58,6 +60,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("config", type=Path, help="TOML file of settings; heldout.every_steps must be set")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
+    add_json(parser, "study.json")
 
 
 def study(arguments: argparse.Namespace, console: Console, train: Train = train_in_process) -> Path:

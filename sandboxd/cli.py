@@ -21,8 +21,10 @@ from sandboxd import __version__, commands, image_commands, inspect_command, poo
 from sandboxd.bench import cli as bench_cli
 from sandboxd.config import Config, ConfigError, load
 from sandboxd.errors import BackendUnavailable, SandboxdError
+from sandboxd.examples import add_examples
 from sandboxd.images.store import ImageError
 from sandboxd.lifetime import end_with_parent
+from sandboxd.output import Parser, add_json
 from sandboxd.telemetry.command import Ended, traced, unheard
 from sandboxd.telemetry.log_lines import Formatter
 from sandboxd.telemetry.settings import wanted
@@ -44,8 +46,18 @@ exit codes: 0 done, 1 the work failed, 2 the command or the configuration cannot
 """
 
 
+# For a person; the errors' own messages, which programs of any language show, name no command.
+WAYS_OUT = {
+    "START_FAILED": "`sandboxd inspect --failures` has its last lines",
+    "ACQUIRE_TIMED_OUT": "`sandboxd top` shows who holds and who waits; wait longer with --wait S",
+    "QUEUE_FULL": "`sandboxd top` shows who holds and who waits; ask again later",
+    "SANDBOX_NOT_FOUND": "`sandboxd ls` lists them",
+    "SANDBOX_LOST": "`sandboxd inspect --failures` says of what",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sandboxd",
         description="Pools of warm, isolated sandboxes for agentic reinforcement learning.",
         epilog=EXAMPLES,
@@ -60,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     bench_cli.add(parts)
     _add_doctor(parts)
     _add_completion(parts)
+    add_examples(parser)
     return parser
 
 
@@ -113,28 +126,30 @@ def _add_listings(parts: Any) -> None:
     listing = parts.add_parser("ls", help="list sandboxes")
     _add_address(listing)
     listing.add_argument("--pool", metavar="POOL", help="only this pool's")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_json(listing, "one JSON object a line")
     listing.set_defaults(run=commands.list_sandboxes)
     inspect = parts.add_parser("inspect", help="all that is known of a sandbox, or why sandboxes failed")
     _add_address(inspect)
     inspect.add_argument("--failures", action="store_true", help="the last failures, of all pools or of one")
-    inspect.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_json(inspect, "one JSON object a line")
     inspect.add_argument("name", nargs="?", metavar="NAME", help="the sandbox; with --failures the pool")
     inspect.set_defaults(run=inspect_command.inspect)
     pool = parts.add_parser("pool", help="list pools, or change one")
     actions = pool.add_subparsers(dest="action", required=True, metavar="ls|set")
     pools = actions.add_parser("ls", help="list pools with their counts")
     _add_address(pools)
-    pools.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_json(pools, "one JSON object a line")
     pools.set_defaults(run=commands.list_pools)
     change = actions.add_parser("set", help="change a pool until the daemon restarts")
     _add_address(change)
     change.add_argument("pool", metavar="POOL")
     change.add_argument("--warm", type=int, metavar="N", help="sandboxes kept ready")
     change.add_argument("--size-limit", type=int, metavar="N", help="sandboxes that may exist at once")
+    add_json(change)
     change.set_defaults(run=commands.set_pool)
     reload = parts.add_parser("reload", help="have the daemon read its settings file again")
     _add_address(reload)
+    add_json(reload)
     reload.set_defaults(run=pool_commands.reload)
     top = parts.add_parser("top", help="show what the live page shows, as it changes, until Ctrl-C")
     _add_address(top)
@@ -152,7 +167,7 @@ def _add_listings(parts: Any) -> None:
         help="a training run, as in runs/demo; may be given more than once",
     )
     top.add_argument("--once", action="store_true", help="show them once")
-    top.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_json(top, "one JSON object a line")
     top.set_defaults(run=_top)
     prewarm = parts.add_parser("prewarm", help="announce that sandboxes will be wanted")
     _add_address(prewarm)
@@ -161,6 +176,7 @@ def _add_listings(parts: Any) -> None:
     prewarm.add_argument("--by", type=float, default=0.0, metavar="S", help="wanted in S seconds (0)")
     prewarm.add_argument("--grace", type=float, default=60.0, metavar="S", help="kept S seconds longer (60)")
     prewarm.add_argument("--id", metavar="ID", help="change or withdraw what was announced as ID")
+    add_json(prewarm)
     prewarm.set_defaults(run=pool_commands.prewarm)
 
 
@@ -175,14 +191,17 @@ def _add_images(parts: Any) -> None:
         " or docker:IMAGE of this host's Engine",
     )
     add.add_argument("--name", required=True, metavar="NAME", help="what pools call it: image = NAME")
+    add_json(add)
     add.set_defaults(run=image_commands.add)
     listing = actions.add_parser("ls", help="list images")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_json(listing, "one JSON object a line")
     listing.set_defaults(run=image_commands.show)
     drop = actions.add_parser("rm", help="remove an image that no sandbox uses")
     drop.add_argument("name", metavar="NAME")
+    add_json(drop)
     drop.set_defaults(run=image_commands.drop)
     collect = actions.add_parser("gc", help="remove layers of no image, and what broken-off imports left")
+    add_json(collect)
     collect.set_defaults(run=image_commands.collect)
     for parser in (add, listing, drop, collect):
         parser.add_argument("--images-dir", type=Path, metavar="DIR", help="the store (SANDBOXD_IMAGES_DIR)")
@@ -194,7 +213,7 @@ def _add_doctor(parts: Any) -> None:
     doctor.add_argument("--state-dir", type=Path, metavar="DIR", help="sockets and sandboxes would go here")
     doctor.add_argument("--count", type=int, metavar="N", help="sandboxes, without --config (960)")
     doctor.add_argument("--backend", choices=["namespace", "docker"], help="of these, without --config")
-    doctor.add_argument("--json", action="store_true", help="the checks as JSON")
+    add_json(doctor)
     doctor.set_defaults(run=_doctor)
 
 
@@ -319,7 +338,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"sandboxd: {error}", file=sys.stderr)
         return 1
     except SandboxdError as error:
-        print(f"sandboxd: {error.reason}: {error}", file=sys.stderr)
+        way_out = f"; {WAYS_OUT[error.reason]}" if error.reason in WAYS_OUT else ""
+        print(f"sandboxd: {error.reason}: {error}{way_out}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         return 1

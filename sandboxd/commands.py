@@ -8,12 +8,12 @@ import json
 import sys
 import time
 
-from rich.console import Console
 from rich.table import Table
 
 from sandboxd import terminal
 from sandboxd.client import Client
 from sandboxd.config import ConfigError
+from sandboxd.output import console, say
 from sandboxd.types import Exited, ExitReason, PoolState
 
 
@@ -68,7 +68,7 @@ async def list_sandboxes(arguments: argparse.Namespace) -> int:
         table.add_row(
             sandbox.name, sandbox.pool, sandbox.state, f"{now - sandbox.created:.0f} s", left, labels
         )
-    Console().print(table)
+    console().print(table)
     return 0
 
 
@@ -85,12 +85,12 @@ async def list_pools(arguments: argparse.Namespace) -> int:
         start = "" if stats.start_seconds is None else f"{stats.start_seconds * 1e3:.1f} ms"
         counts = (stats.starting, stats.active, stats.waiting, stats.start_failures_total)
         table.add_row(name, f"{stats.warm} of {stats.warm_target}", *map(str, counts), start)
-    console = Console()
-    console.print(table)
+    output = console()
+    output.print(table)
     for name, stats in pools.items():
         if stats.last_failure:
             what = "DEGRADED" if stats.state is PoolState.DEGRADED else "last failed start"
-            console.print(f"{name}: {what}: {stats.last_failure}", markup=False)
+            output.print(f"{name}: {what}: {stats.last_failure}", soft_wrap=True)
     return 0
 
 
@@ -100,5 +100,6 @@ async def set_pool(arguments: argparse.Namespace) -> int:
         raise ConfigError("pool set: name what to change: --warm N or --size-limit N")
     async with Client(arguments.address) as client:
         stats = await client.update_pool(arguments.pool, warm=arguments.warm, size_limit=arguments.size_limit)
-    print(f"{arguments.pool}: {stats.warm_target} kept warm, at most {stats.size_limit}")
+    words = f"{arguments.pool}: {stats.warm_target} kept warm, at most {stats.size_limit}"
+    say(words, {"pool": arguments.pool, **dataclasses.asdict(stats)}, as_json=arguments.json)
     return 0

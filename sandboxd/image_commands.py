@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import time
 
-from rich.console import Console
 from rich.table import Table
 
 from sandboxd.config import default_images_dir
 from sandboxd.images.store import Image, ImageError, ImageStore
+from sandboxd.output import console, say
 
 
 def _store(arguments: argparse.Namespace) -> ImageStore:
@@ -24,10 +25,12 @@ async def add(arguments: argparse.Namespace) -> int:
     from sandboxd.images.importing import import_image
 
     began = time.monotonic()
-    image = await import_image(_store(arguments), arguments.source, arguments.name, print)
+    tell = (lambda words: print(words, file=sys.stderr)) if arguments.json else print
+    image = await import_image(_store(arguments), arguments.source, arguments.name, tell)
     seconds = time.monotonic() - began
     layers = f"{len(image.layers)} layer{'' if len(image.layers) == 1 else 's'}"
-    print(f"{arguments.name}: {layers}, {image.size / 1e6:.1f} MB, id {image.id[:12]}, in {seconds:.1f} s")
+    words = f"{arguments.name}: {layers}, {image.size / 1e6:.1f} MB, id {image.id[:12]}, in {seconds:.1f} s"
+    say(words, _as_json(arguments.name, image), as_json=arguments.json)
     return 0
 
 
@@ -44,7 +47,7 @@ async def show(arguments: argparse.Namespace) -> int:
         hours = (time.time() - image.created) / 3600
         size = f"{image.size / 1e6:.1f} MB"
         table.add_row(name, image.id[:12], str(len(image.layers)), size, f"{hours:.1f} h", image.source)
-    Console().print(table)
+    console().print(table)
     return 0
 
 
@@ -66,7 +69,7 @@ async def drop(arguments: argparse.Namespace) -> int:
     store.forget(arguments.name)
     with contextlib.suppress(ImageError):  # an import is under way: the layers are for `image gc`
         store.collect()
-    print(f"{arguments.name}: removed")
+    say(f"{arguments.name}: removed", {"name": arguments.name}, as_json=arguments.json)
     return 0
 
 
@@ -75,5 +78,6 @@ async def collect(arguments: argparse.Namespace) -> int:
     store = _store(arguments)
     store.open()
     count = store.collect()
-    print(f"{count} tree{'' if count == 1 else 's'} removed")
+    words = f"{count} tree{'' if count == 1 else 's'} removed"
+    say(words, {"trees_removed": count}, as_json=arguments.json)
     return 0

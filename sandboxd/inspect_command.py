@@ -8,12 +8,12 @@ import json
 import time
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 
 from sandboxd.client import Client
 from sandboxd.config import ConfigError
 from sandboxd.inspection_replies import SandboxFailure, SandboxReport
+from sandboxd.output import console
 
 
 async def inspect(arguments: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def _show(report: SandboxReport, *, as_json: bool) -> None:
     for key, value in _lines(report, time.time()):
         table.add_row(key, value)
     # Whatever the sandbox printed must not be taken for markup.
-    Console(markup=False, highlight=False).print(table)
+    console().print(table)
 
 
 def _lines(report: SandboxReport, now: float) -> Iterator[tuple[str, str]]:
@@ -73,4 +73,4 @@ def _show_failures(failures: list[SandboxFailure], *, as_json: bool) -> None:
     for failure in failures:
         ago, attempt = f"{now - failure.when:.0f} s", str(failure.attempt)
         table.add_row(failure.sandbox, ago, failure.phase, attempt, failure.cause, failure.message)
-    Console(markup=False, highlight=False).print(table)
+    console().print(table)

@@ -17,6 +17,7 @@ from rl.bench.memory import LONG_TOKENS, Memory, measure_memory
 from rl.bench.report import tables
 from rl.bench.sweep import BASELINE, sweep
 from rl.bench.verdicts import Verdict, verdicts
+from rl.command_line import add_json_file, write_json
 from rl.errors import ConfigError
 
 STEPS, QUICK_STEPS = 24, 16
@@ -46,7 +47,7 @@ def add_parser(commands: Any) -> None:
         "--streams", type=int, default=STREAMS, help=f"requests that fill the generator (default {STREAMS})"
     )
     parser.add_argument("--processes", type=int, help="runs at once (default: one for each core)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    add_json_file(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture, as PNG")
 
 
@@ -129,4 +130,4 @@ def _print_memory(memory: Memory, console: Console) -> None:
 
 def _write(path: Path | None, content: dict[str, Any]) -> None:
     if path is not None:
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(path, json.dumps(content, indent=2) + "\n")

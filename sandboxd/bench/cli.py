@@ -7,20 +7,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandboxd.output import add_json_file, tables_aside
+
 if TYPE_CHECKING:
     from sandboxd.bench.slo import Term
 
 Run = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
 
-EXAMPLES = """examples:
-  sandboxd bench burst --count 960 --hold 10            960 at once on this host, held for 10 s
-  sandboxd bench sweep 96,192,480,960 --html page.html  where does it break?
-  sandboxd bench poisson --rate 50 --slo "p99_ready<2s,failed=0"
-  sandboxd bench churn --address 10.0.0.5:7001 --pool python --clients 4
-  sandboxd bench burst --faults "fail start 0.2, die 0.01"
-  sandboxd bench compare before.json after.json
-
-exit codes: 0 done; 1 something failed or was left behind (--slo: a term was missed); 2 cannot be measured
+CODES = """exit codes: 0 done; 1 something failed or was left behind (--slo: a term was missed);
+2 cannot be measured
 """
 
 
@@ -29,7 +24,7 @@ def add(parts: Any) -> None:
     bench = parts.add_parser(
         "bench",
         help="measure how fast sandboxes start and run commands, under which load",
-        epilog=EXAMPLES,
+        epilog=CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = "burst|sweep|ramp|poisson|churn|soak|exec|fork|bombs|starts|chaos|telemetry|compare"
@@ -159,6 +154,7 @@ def _compare(shapes: Any) -> None:
     compare.add_argument(
         "files", type=Path, nargs="+", metavar="FILE", help="the first is what others are compared with"
     )
+    add_json_file(compare)
     compare.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
     compare.set_defaults(run=_late("compare"))
 
@@ -176,7 +172,7 @@ def _shape(shapes: Any, name: str, about: str, *, faults: bool = True) -> Any:
 
 
 def _output(shape: Any) -> None:
-    shape.add_argument("--json", type=Path, metavar="FILE", help="write the result here, too")
+    add_json_file(shape)
     shape.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")
     shape.add_argument(
         "--slo",
@@ -234,7 +230,8 @@ def _late(name: str) -> Run:
     async def run(arguments: argparse.Namespace) -> int:
         from sandboxd.bench import commands
 
-        return await commands.COMMANDS[name](arguments)
+        with tables_aside(arguments.json):
+            return await commands.COMMANDS[name](arguments)
 
     return run
 

@@ -33,6 +33,7 @@ from sandboxd.bench.result import Result
 from sandboxd.bench.session import Target
 from sandboxd.client import Client
 from sandboxd.config import ConfigError
+from sandboxd.output import write_json
 
 if TYPE_CHECKING:
     from sandboxd.bench.docker_sdk import Bare
@@ -207,6 +208,8 @@ async def _compare(arguments: argparse.Namespace) -> int:
     runs = [comparing.read(path) for path in arguments.files]
     if arguments.html:
         _write("--html", arguments.html, page.comparison(runs))
+    if arguments.json:
+        _write("--json", arguments.json, json.dumps(comparing.to_json(runs), indent=2) + "\n")
     comparing.show(runs)
     return 0
 
@@ -325,6 +328,6 @@ async def _measured(
 def _write(option: str, path: Path, text: str) -> None:
     """Raises ConfigError."""
     try:
-        path.write_text(text)
+        write_json(path, text)
     except OSError as error:
         raise ConfigError(f"{option} {path}: {error.strerror}") from error

@@ -10,9 +10,9 @@ from pathlib import Path
 from pydantic import ValidationError
 from rich.table import Table
 
-from sandboxd.bench.report import console
 from sandboxd.bench.schema import VERSION, Quantiles, Record
 from sandboxd.config import ConfigError
+from sandboxd.output import console
 
 TIMES = (
     "ready_s", "acquire_s", "exec_s", "exec_at_once_s", "exec_beside_bombs_s", "release_s", "rollout_s",
@@ -76,6 +76,30 @@ def columns(runs: Sequence[Run]) -> list[tuple[str, Run, dict[str, Record]]]:
         for target, records in targets.items():
             found.append((name if len(targets) == 1 else f"{name}: {target}", run, records))
     return found
+
+
+def to_json(runs: Sequence[Run]) -> dict[str, object]:
+    """`compared`: for each thing that was measured, what each run says of it, the first run first."""
+    compared = columns(runs)
+    keys = dict.fromkeys(key for _, _, records in compared for key in records)
+    return {
+        "compared": {
+            key: [_told(name, records[key]) for name, _, records in compared if key in records]
+            for key in keys
+        }
+    }
+
+
+def _told(name: str, record: Record) -> dict[str, object]:
+    times = {time: getattr(record, time) for time in TIMES}
+    return {
+        "run": name,
+        "target": record.backend,
+        "rate_per_s": record.rate_per_s,
+        "failed": record.failed,
+        "retries": record.retries,
+        **{name: None if value is None else value.model_dump() for name, value in times.items()},
+    }
 
 
 def show(runs: Sequence[Run]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from sandboxd.bench.phases import PHASES
 from sandboxd.bench.result import Result, quantiles
+from sandboxd.output import console
 
 FAILURES_SHOWN = 5
 MEANING = {
@@ -39,14 +39,6 @@ SHOWN = ("p50", "p90", "p99", "max")
 GIGABYTE = 1e9
 # Of all processors: with less of them taken by others a measurement is the daemon's own.
 BUSY_BEFORE = 0.3
-# Tables are cut to a terminal; a file or a pipe has room.
-PIPE_COLUMNS = 160
-
-
-def console() -> Console:
-    """Standard output."""
-    found = Console()
-    return found if found.is_terminal else Console(width=PIPE_COLUMNS)
 
 
 def say(text: str) -> None:

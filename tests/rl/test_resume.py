@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,10 @@ def prove(forked: Children, directory: Path, address: str) -> None:
     for place in (exact, loose):
         place.mkdir()
     case = Case(exact, steps=4, address=address)
-    events = forked.finish(case.argv("whole"), 0)
+    events = forked.finish([*case.argv("whole"), "--json"], 0)
+    # Its last line is for programs.
+    printed = json.loads(forked.output.read_text().splitlines()[-1])
+    assert printed == json.loads((case.run("whole") / "summary.json").read_text())
     assert kill_and_resume(forked, case, "killed", draw_moments(events, KILLS, seed=5)) == KILLS
     check_equal(case.run("whole"), case.run("killed"))
     bounded = Case(loose, steps=3, bound=1, address=address)
