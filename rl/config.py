@@ -160,15 +160,21 @@ class GeneratorConfig(_Section):
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
     """Engines of the run's own, side by side on this host; one that dies is started again."""
     servers: list[str] = Field(default_factory=list)
-    """vLLM servers on this host to draw from instead, such as `http://host:8000`; see docs/rl.md."""
-    weights: Literal["shared_memory", "file"] = "shared_memory"
-    """How new weights reach it: out of the trainer's memory, or by a file, slower, in vLLM's own way."""
+    """vLLM servers to draw from instead, such as `http://host:8000`; see docs/rl.md."""
+    weights: Literal["shared_memory", "file", "nccl", "gloo"] = "shared_memory"
+    """How new weights reach it: out of the trainer's memory, or by a file, slower, in vLLM's own way; to servers,
+    which must be started for it, also over the network, between GPUs by `nccl`, else by `gloo`."""
+    address: str = ""
+    """Where servers on other hosts find this one, for `nccl` and `gloo`; found out when empty."""
 
     @field_validator("weights")
     @classmethod
     def _servers_take_it(cls, value: str, info: ValidationInfo) -> str:
-        if value == "file" and info.data.get("servers"):
-            raise ValueError("servers take weights out of shared memory alone; leave it out")
+        servers = info.data.get("servers")
+        if value == "file" and servers:
+            raise ValueError("servers take no files; leave it out, or choose nccl or gloo")
+        if value in ("nccl", "gloo") and not servers:
+            raise ValueError(f"{value} is for servers: name them in generator.servers, or leave it out")
         return value
 
 

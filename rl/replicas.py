@@ -35,6 +35,9 @@ Result = TypeVar("Result")
 Open = Callable[[], AbstractAsyncContextManager[Generator]]
 """Starts a generator for the length of a block; called again after each death."""
 
+Announce = Callable[[Sequence[Generator], int], None]
+"""Told which generators are about to be updated side by side, and to which version."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -129,10 +132,13 @@ class _Replica:
 class Replicas:
     """A Generator made of others. Made by `open_replicas`."""
 
-    def __init__(self, opens: Sequence[Open], patience: Patience, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, opens: Sequence[Open], patience: Patience, clock: Callable[[], float], announce: Announce | None
+    ) -> None:
         self._replicas = [_Replica(number, open_) for number, open_ in enumerate(opens)]
         self._patience = patience
         self._clock = clock
+        self._announce = announce
         self._version = 0
         self._path: Path | None = None
         self._changed = asyncio.Event()
@@ -181,6 +187,8 @@ class Replicas:
                 raise UpdateFailed(f"weights {version} are not newer than weights {self._version}")
             await self._take()
             ready = self._ready()
+            if self._announce is not None:
+                self._announce([life.generator for _, life in ready], version)
             outcomes = await asyncio.gather(
                 *(self._update(replica, life, path, version) for replica, life in ready)
             )
@@ -344,13 +352,16 @@ class Replicas:
 
 @asynccontextmanager
 async def open_replicas(
-    opens: Sequence[Open], patience: Patience = PATIENCE, clock: Callable[[], float] = time.monotonic
+    opens: Sequence[Open],
+    patience: Patience = PATIENCE,
+    clock: Callable[[], float] = time.monotonic,
+    announce: Announce | None = None,
 ) -> AsyncIterator[Replicas]:
     """Starts one generator for each of `opens` and keeps them going for the length of the block.
 
     Raises GeneratorDead when one of them does not start.
     """
-    replicas = Replicas(opens, patience, clock)
+    replicas = Replicas(opens, patience, clock, announce)
     keepers = [asyncio.create_task(keeper, name="replica") for keeper in replicas.keepers()]
 
     def ended(keeper: asyncio.Task[None]) -> None:

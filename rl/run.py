@@ -22,7 +22,7 @@ from rl.evaluation import evaluate
 from rl.fakes import FakeTrainer
 from rl.generator import Generator
 from rl.generators.fake import ByteTokenizer
-from rl.generators.opening import generator_opens
+from rl.generators.opening import open_generator
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop, Parts, Plan
 from rl.metrics import Row
@@ -34,7 +34,6 @@ from rl.policies import build_policy
 from rl.precision import resolve
 from rl.progress import Progress
 from rl.rehearsal import empty_model, fake_generator
-from rl.replicas import open_replicas
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
 from rl.sandboxes import DaemonSandboxes, own_daemon
@@ -158,7 +157,6 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
     logs = config.directory.resolve() / "logs"
     await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
     precision = resolve(config.precision)
-    opens = generator_opens(config, model_path, logs, precision)
     async with AsyncExitStack() as stack:
         weights = await stack.enter_async_context(weights_directory())
         # An adapter goes as files: it is small, and not laid out as the engine's weights are.
@@ -173,7 +171,8 @@ async def open_engines(config: Config, start: Start, progress: Progress) -> Asyn
                 progress.say(f"starting the generator and the trainer, in {precision}")
                 starting.create_task(process.load(model_path.resolve(), config.trainer, precision))
             if config.generator.backend != "fake":
-                generator = await stack.enter_async_context(open_replicas(opens))
+                opened = open_generator(config, model_path, logs, precision)
+                generator = await stack.enter_async_context(opened)
         if start.checkpoint is not None:
             await trainer.restore(start.checkpoint.resolve())
         yield Engines(generator, trainer, model_path.resolve(), weights, tokenizer, segment)

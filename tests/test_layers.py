@@ -38,12 +38,21 @@ PLACES = {
     "torch": {
         *(
             f"rl/{name}.py"
-            for name in ("lora", "model", "packed_attention", "padding", "shared_weights", "trainer")
+            for name in (
+                *("communicators", "lora", "model", "packed_attention", "padding", "sender_host"),
+                *("shared_weights", "trainer"),
+            )
         ),
-        *(f"rl/generators/{name}.py" for name in ("repack", "shared_memory")),
+        *(f"rl/generators/{name}.py" for name in ("gloo", "repack", "shared_memory")),
         *(f"rl/losses/{name}.py" for name in ("clipped", "kl", "tokens", "total", "weighted")),
     },
-    "vllm": {f"rl/generators/{name}.py" for name in ("plugin", "reload", "repack", "shared_memory", "vllm")},
+    "vllm": {
+        "rl/communicators.py",
+        *(
+            f"rl/generators/{name}.py"
+            for name in ("gloo", "plugin", "reload", "repack", "shared_memory", "vllm")
+        ),
+    },
     "opentelemetry": {
         *(
             f"sandboxd/telemetry/{name}.py"

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from aiohttp import web
@@ -26,12 +26,24 @@ ERROR, HANG, DROP = "error", "hang", "drop"
 """What may befall a call: status 500; no answer ever; a connection cut once the call has done its work."""
 
 
+class Receiver(Protocol):
+    """A server's end of a process group; each call says whether it went well."""
+
+    async def join(self, init_info: dict[str, Any]) -> bool: ...
+
+    async def receive(self, update_info: dict[str, Any]) -> bool: ...
+
+    async def leave(self) -> bool: ...
+
+
 class FakeServer:
     """`faults[path]` says what befalls the next calls of that path, one after the other. Without `draws` it
-    is a server that was started without `--enable-scale-out`."""
+    is a server that was started without `--enable-scale-out`. With a `receiver` weights come over a network."""
 
-    def __init__(self, generator: FakeGenerator) -> None:
+    def __init__(self, generator: FakeGenerator, receiver: Receiver | None = None, workers: int = 1) -> None:
         self.generator = generator
+        self.receiver = receiver
+        self.workers = workers
         self.calls: list[str] = []
         self.bodies: dict[str, Any] = {}
         self.salts: list[str] = []
@@ -41,7 +53,6 @@ class FakeServer:
         self._running = asyncio.Event()
         self._running.set()
         self._active = False
-        self._taken: int | None = None
 
     @property
     def paused(self) -> bool:
@@ -53,7 +64,11 @@ class FakeServer:
         app.router.add_get("/health", self._health)
         app.router.add_get("/weight_info", self._weight_info)
         app.router.add_post("/inference/v1/generate", self._generate)
-        for name in ("pause", "resume", "init_weight_transfer_engine"):
+        app.router.add_get("/get_world_size", self._world_size)
+        for name in (
+            *("pause", "resume", "init_weight_transfer_engine"),
+            "shutdown_weight_transfer_engine",
+        ):
             app.router.add_post(f"/{name}", self._admin)
         for name in ("start_weight_update", "update_weights", "finish_weight_update"):
             app.router.add_post(f"/{name}", self._admin)
@@ -66,6 +81,10 @@ class FakeServer:
     async def _weight_info(self, request: web.Request) -> web.StreamResponse:
         await self._meet_fault(request)
         return web.json_response({"weight_version": self.weight_version})
+
+    async def _world_size(self, request: web.Request) -> web.StreamResponse:
+        await self._meet_fault(request)
+        return web.json_response({"world_size": self.workers})
 
     async def _admin(self, request: web.Request) -> web.StreamResponse:
         name = request.path.removeprefix("/")
@@ -93,13 +112,25 @@ class FakeServer:
             self._active, was = True, self._active
             return not was
         elif name == "update_weights":
-            self._taken = body["update_info"].get("version", 0)
-            return self._active
+            return self._active and await self._transfer(name, body)
         elif name == "finish_weight_update":
             self._active, was = False, self._active
             version = body.get("weight_version")
             return was and (version is None or await self._serve(int(version)))
+        elif name == "shutdown_weight_transfer_engine":
+            return not self._active and await self._transfer(name, body)
+        elif name == "init_weight_transfer_engine":
+            return await self._transfer(name, body)
         return True
+
+    async def _transfer(self, name: str, body: dict[str, Any]) -> bool:
+        if self.receiver is None:
+            return True
+        if name == "update_weights":
+            return await self.receiver.receive(body["update_info"])
+        if name == "init_weight_transfer_engine":
+            return await self.receiver.join(body["init_info"])
+        return await self.receiver.leave()
 
     async def _serve(self, version: int) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""vLLM's plug-in: makes the weight-transfer backend `shared_memory` known to a server's processes.
+"""vLLM's plug-in: makes the weight-transfer backends `shared_memory` and `gloo` known to its processes.
 
     vllm serve MODEL --weight-transfer-config '{"backend": "shared_memory"}'
 
@@ -13,10 +13,12 @@ BACKEND = "shared_memory"
 
 
 def register() -> None:
-    """Adds the backend to vLLM's list; a second call changes nothing."""
+    """Adds the backends to vLLM's list; a second call changes nothing."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    with suppress(ValueError):  # registered already
-        WeightTransferEngineFactory.register_engine(
-            BACKEND, "rl.generators.shared_memory", "SharedMemoryEngine"
-        )
+    for backend, module, engine in (
+        (BACKEND, "rl.generators.shared_memory", "SharedMemoryEngine"),
+        ("gloo", "rl.generators.gloo", "GlooEngine"),
+    ):
+        with suppress(ValueError):  # registered already
+            WeightTransferEngineFactory.register_engine(backend, module, engine)

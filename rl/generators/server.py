@@ -9,17 +9,14 @@ after it, whatever happened.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
-import tenacity
 
 from rl.errors import ConfigError
 from rl.generator import (
@@ -31,59 +28,30 @@ from rl.generator import (
     UpdateFailed,
     check_fits,
 )
+from rl.generators.calls import DROPPED, LATE, Calls, Refused, ServerSettings
+from rl.generators.channels import Channel, Delivery, SegmentChannel
 from rl.generators.checks import check_weights, segment_identity
 from rl.types import TokenIds, VersionSpan
 
 BASE = "default"
 """What vLLM calls the weights that it was started with."""
 
-BUSY = {408, 425, 429, 503}
-
-DROPPED, LATE = 0, -1
-"""In place of HTTP's status: no connection, or one that broke off; no answer in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """`url` of the server, such as `http://host:8000`; `model` is the directory that it was started with.
-
-    `max_context` is in tokens. `draw_seconds` bounds one request for tokens, `admin_seconds` each call that
-    has to do with weights; calls that may be repeated are made up to `attempts` times.
-    """
-
-    url: str
-    model: Path
-    max_context: int = 1024
-    key: str | None = None
-    draw_seconds: float = 300.0
-    admin_seconds: float = 60.0
-    attempts: int = 3
-
-
-class _Refused(Exception):
-    """The server answered with an error, or not at all; `status` is HTTP's, or DROPPED, or LATE."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
-
 
 class ServerGenerator:
-    """Draws from a server. Build it with `open_server`. `sleep` waits between attempts, in seconds."""
+    """Draws from a server. Build it with `open_server`. `calls` names it among others."""
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        calls: Calls,
         settings: ServerSettings,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        channel: Channel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._session = session
+        self.calls = calls
         self._settings = settings
-        self._sleep = sleep
+        self._channel = channel
         self._clock = clock
         self._version = -1
-        self._segment: tuple[int, int] | None = None
         self._updating = asyncio.Lock()
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._running = self._finished = self._prompt_tokens = self._generated_tokens = self._updates = 0
@@ -97,8 +65,8 @@ class ServerGenerator:
     async def connect(self) -> None:
         """Asks what it serves. Raises GeneratorDead when it is not there, ConfigError when it cannot do."""
         try:
-            info = await self._persist("GET", "/weight_info")
-        except _Refused as error:
+            info = await self.calls.persist("GET", "/weight_info")
+        except Refused as error:
             if error.status == 404:
                 raise ConfigError(
                     f"{self._settings.url} has no calls for weights: start it with VLLM_SERVER_DEV_MODE=1"
@@ -110,8 +78,8 @@ class ServerGenerator:
     async def _check_draws(self) -> None:
         """By a request without anything in it, which a server that draws finds fault with."""
         try:
-            await self._persist("POST", "/inference/v1/generate", {})
-        except _Refused as error:
+            await self.calls.persist("POST", "/inference/v1/generate", {})
+        except Refused as error:
             if error.status in (403, 404):
                 raise ConfigError(
                     f"{self._settings.url} takes no token ids: start it with --enable-scale-out"
@@ -142,25 +110,35 @@ class ServerGenerator:
         and who connects again sends them whole.
         """
         async with self._updating:
-            self._check_alive()
-            await asyncio.to_thread(check_weights, path, self._settings.model, version)
-            segment = await asyncio.to_thread(segment_identity, path)
-            if segment is None:
-                raise UpdateFailed(
-                    f"{self._settings.url} takes weights out of shared memory, not from {path}"
-                )
-            if segment != self._segment:
-                await self._before("/init_weight_transfer_engine", {"init_info": {"path": str(path)}})
-                self._segment = segment
             try:
-                await self._before("/pause?mode=keep&clear_cache=false")
-                stopped = self._clock()
-                await self._change(version)
-                self._paused_seconds += self._clock() - stopped
-            finally:
-                await self._resume()
+                self._check_alive()
+                await self._check_weights(path, version)
+            except (UpdateFailed, GeneratorDead):
+                self._channel.forget(self.calls)
+                raise
+            try:
+                async with self._channel.delivery(self.calls, path, version) as delivery:
+                    await self._take(delivery, version)
+            except GeneratorDead as death:
+                self._die(str(death))
+                raise
             self._version = version
             self._updates += 1
+
+    async def _check_weights(self, path: Path, version: int) -> None:
+        await asyncio.to_thread(check_weights, path, self._settings.model, version)
+        if await asyncio.to_thread(segment_identity, path) is None:
+            raise UpdateFailed(f"{self._settings.url} takes weights out of shared memory, not from {path}")
+
+    async def _take(self, delivery: Delivery, version: int) -> None:
+        """Raises UpdateFailed, GeneratorDead."""
+        try:
+            await self.calls.before("/pause?mode=keep&clear_cache=false")
+            stopped = self._clock()
+            await self._change(version, await delivery.begin())
+            self._paused_seconds += self._clock() - stopped
+        finally:
+            await self._resume()
 
     def stats(self) -> GeneratorStats:
         """What this client has asked for; `cached_tokens` and `busy_seconds` are the server's own affair."""
@@ -175,38 +153,31 @@ class ServerGenerator:
             updates=self._updates,
         )
 
-    async def _change(self, version: int) -> None:
+    async def _change(self, version: int, info: dict[str, Any]) -> None:
         """From here on the weights are the new ones or unknown. Raises GeneratorDead."""
         try:
             await self._start()
-            await self._call("POST", "/update_weights", {"update_info": {"version": version}})
-            await self._call("POST", "/finish_weight_update", {"weight_version": str(version)})
-        except _Refused as error:
+            await self.calls.call("POST", "/update_weights", {"update_info": info})
+            await self.calls.call("POST", "/finish_weight_update", {"weight_version": str(version)})
+        except Refused as error:
             self._die(f"{self._settings.url} failed at weights {version}: {error}")
             raise GeneratorDead(self._death.result()) from error
 
     async def _start(self) -> None:
         """A server whose last update broke off takes the next one only after that has been finished."""
         try:
-            await self._call("POST", "/start_weight_update")
-        except _Refused as error:
+            await self.calls.call("POST", "/start_weight_update")
+        except Refused as error:
             if error.status in (DROPPED, LATE):
                 raise
-            await self._call("POST", "/finish_weight_update")
-            await self._call("POST", "/start_weight_update")
-
-    async def _before(self, path: str, body: dict[str, Any] | None = None) -> None:
-        """A call after whose failure the server goes on with what it has. Raises UpdateFailed."""
-        try:
-            await self._persist("POST", path, body)
-        except _Refused as error:
-            raise UpdateFailed(f"{self._settings.url} did not take part: {error}") from error
+            await self.calls.call("POST", "/finish_weight_update")
+            await self.calls.call("POST", "/start_weight_update")
 
     async def _resume(self) -> None:
         """Shielded: a pause that outlives its update stops every request for ever. Raises GeneratorDead."""
         try:
-            await asyncio.shield(self._persist("POST", "/resume"))
-        except _Refused as error:
+            await asyncio.shield(self.calls.persist("POST", "/resume"))
+        except Refused as error:
             self._die(f"{self._settings.url} stays paused: {error}")
             raise GeneratorDead(self._death.result()) from error
 
@@ -226,9 +197,11 @@ class ServerGenerator:
             },
         }
         try:
-            reply = await self._persist("POST", "/inference/v1/generate", body, self._settings.draw_seconds)
+            reply = await self.calls.persist(
+                "POST", "/inference/v1/generate", body, self._settings.draw_seconds
+            )
             return to_generation(reply)
-        except _Refused as error:
+        except Refused as error:
             if not await self._is_healthy():
                 self._die(f"{self._settings.url} is gone: {error}")
                 raise GeneratorDead(self._death.result()) from error
@@ -236,8 +209,8 @@ class ServerGenerator:
 
     async def _is_healthy(self) -> bool:
         try:
-            await self._call("GET", "/health")
-        except _Refused:
+            await self.calls.call("GET", "/health")
+        except Refused:
             return False
         return True
 
@@ -261,50 +234,9 @@ class ServerGenerator:
         if not self._death.done():
             self._death.set_result(why)
 
-    async def _persist(
-        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = None
-    ) -> dict[str, Any]:
-        """A call that may be repeated. Raises _Refused."""
-        attempts = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(lambda error: isinstance(error, _Refused) and _passes(error)),
-            stop=tenacity.stop_after_attempt(self._settings.attempts),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5.0),
-            sleep=self._sleep,
-            reraise=True,
-        )
-        return await attempts(self._call, method, path, body, seconds)
-
-    async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = None
-    ) -> dict[str, Any]:
-        limit = seconds or self._settings.admin_seconds
-        url = self._settings.url.rstrip("/") + path
-        try:
-            async with asyncio.timeout(limit), self._session.request(method, url, json=body) as response:
-                text = await response.text()
-                status = response.status
-        except aiohttp.InvalidURL as error:
-            raise ConfigError(f"the server {url!r} is no URL; give one like http://host:8000") from error
-        except TimeoutError as error:
-            raise _Refused(LATE, f"{path} took longer than {limit:g} s") from error
-        except aiohttp.ClientError as error:
-            raise _Refused(DROPPED, f"{path}: {type(error).__name__}: {error}") from error
-        if status != 200:
-            raise _Refused(status, f"{path} answered {status}: {' '.join(text.split())[:200]}")
-        try:
-            reply = json.loads(text) if text else {}
-        except ValueError as error:
-            raise _Refused(status, f"{path} answered with no JSON: {text[:200]}") from error
-        return reply if isinstance(reply, dict) else {}
-
-
-def _passes(error: _Refused) -> bool:
-    """Whether the same call may succeed in a moment."""
-    return error.status in BUSY or error.status == DROPPED
-
 
 def to_generation(reply: dict[str, Any]) -> Generation:
-    """A reply of `/inference/v1/generate`. Raises _Refused when it is none."""
+    """A reply of `/inference/v1/generate`. Raises Refused when it is none."""
     try:
         choice = reply["choices"][0]
         ids = np.array(choice["token_ids"], np.int32)
@@ -320,18 +252,26 @@ def to_generation(reply: dict[str, Any]) -> Generation:
             raise ValueError(f"{len(ids)} tokens, {len(values)} log-probabilities, spans {spans}")
         return Generation(ids, np.array(values, np.float32), spans, reason)
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise _Refused(200, f"/inference/v1/generate answered with no generation: {error!r}") from error
+        raise Refused(200, f"/inference/v1/generate answered with no generation: {error!r}") from error
 
 
 @asynccontextmanager
 async def open_server(
-    settings: ServerSettings, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    settings: ServerSettings,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    channel: Channel | None = None,
 ) -> AsyncIterator[ServerGenerator]:
-    """A server for the length of the block. Raises GeneratorDead when it is not there, ConfigError."""
+    """A server for the length of the block, with weights by `channel`, or else out of memory that it
+    shares with the trainer. Raises GeneratorDead when it is not there, ConfigError."""
     headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
-        generator = ServerGenerator(session, settings, sleep)
-        await generator.connect()
-        yield generator
+        calls = Calls(session, settings, sleep)
+        channel = channel or SegmentChannel()
+        try:
+            generator = ServerGenerator(calls, settings, channel)
+            await generator.connect()
+            yield generator
+        finally:
+            channel.forget(calls)

@@ -14,8 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from rl.generator import Generation, GeneratorDead, GeneratorUnavailable, Sampling, UpdateFailed
+from rl.generators.calls import ServerSettings
 from rl.generators.fake import ByteTokenizer, FakeGenerator, sums_reply
-from rl.generators.server import ServerGenerator, ServerSettings, open_server
+from rl.generators.server import ServerGenerator, open_server
 from rl.loop import Plan
 from rl.replicas import Patience, Replicas, State, open_replicas
 from rl.types import Batch, TokenIds

@@ -15,9 +15,10 @@ from safetensors.numpy import save_file
 
 from rl.errors import ConfigError
 from rl.generator import ContextTooLong, GeneratorDead, GeneratorUnavailable, Sampling, UpdateFailed
+from rl.generators.calls import ServerSettings
 from rl.generators.fake import FAKE_LOGPROB, ByteTokenizer, FakeGenerator, sums_reply
 from rl.generators.fake_server import DROP, ERROR, HANG, FakeServer, serving
-from rl.generators.server import ServerGenerator, ServerSettings, open_server, to_generation
+from rl.generators.server import ServerGenerator, open_server, to_generation
 from rl.segment import Segment, create_segment, places_of
 from rl.types import VersionSpan
 from rl.weights import open_segment_file
