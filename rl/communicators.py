@@ -8,8 +8,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions, ProcessGroupGloo
-from torch.distributed.distributed_c10d import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    TCPStore,
+)
 
 Kind = Literal["nccl", "gloo"]
 

@@ -162,8 +162,8 @@ class GeneratorConfig(_Section):
     servers: list[str] = Field(default_factory=list)
     """vLLM servers to draw from instead, such as `http://host:8000`; see docs/rl.md."""
     weights: Literal["shared_memory", "file", "nccl", "gloo"] = "shared_memory"
-    """How new weights reach it: out of the trainer's memory, or by a file, slower, in vLLM's own way; to servers,
-    which must be started for it, also over the network, between GPUs by `nccl`, else by `gloo`."""
+    """How new weights reach it: out of the trainer's memory, or by a file, slower, in vLLM's own way. Servers
+    that were started for it take them over the network, too: GPUs by `nccl`, others by `gloo`."""
     address: str = ""
     """Where servers on other hosts find this one, for `nccl` and `gloo`; found out when empty."""
 

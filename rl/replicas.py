@@ -9,13 +9,11 @@ goes on from its last whole turn, and of the turn that was cut off nobody has he
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
 
 import tenacity
 
@@ -28,12 +26,9 @@ from rl.generator import (
     Sampling,
     UpdateFailed,
 )
+from rl.liveness import LIVENESS, Liveness, proof, until_hung
+from rl.replica import Life, Open, Replica, State
 from rl.types import TokenIds
-
-Result = TypeVar("Result")
-
-Open = Callable[[], AbstractAsyncContextManager[Generator]]
-"""Starts a generator for the length of a block; called again after each death."""
 
 Announce = Callable[[Sequence[Generator], int], None]
 """Told which generators are about to be updated side by side, and to which version."""
@@ -47,6 +42,7 @@ class Patience:
     is given up. `pause_seconds`: before the second start, twice as long before each further one, at most
     `longest_pause_seconds`. `update_seconds`: for one update of the weights; a replica that takes longer is
     started again. `draws`: how often one request is drawn; one that kills whoever draws it must end.
+    `liveness`: when one that draws nothing is started again.
     """
 
     starts: int = 3
@@ -55,78 +51,10 @@ class Patience:
     update_seconds: float = 120.0
     update_attempts: int = 3
     draws: int = 3
+    liveness: Liveness = LIVENESS
 
 
 PATIENCE = Patience()
-
-
-class State(enum.StrEnum):
-    """What a replica may be given to do."""
-
-    STARTING = "starting"
-    READY = "ready"
-    BEHIND = "behind"
-    GONE = "gone"
-
-
-class _Life:
-    """A generator from its start to its death. Calls to it go through `run`, and end with it."""
-
-    def __init__(self, generator: Generator) -> None:
-        self.generator = generator
-        # Its message alone: an error keeps the frames that it passed through, and they the dead engine.
-        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._calls: set[asyncio.Future[Any]] = set()
-
-    def end(self, why: str) -> None:
-        """It died; heard of by each of its requests, of which the first counts."""
-        if not self.death.done():
-            self.death.set_result(why)
-
-    async def run(self, call: Awaitable[Result]) -> Result:
-        """What the call returns; GeneratorDead once the generator is dead, whatever the call waits for."""
-        calling = asyncio.ensure_future(call)
-        self._calls.add(calling)
-        try:
-            await asyncio.wait((calling, self.death), return_when=asyncio.FIRST_COMPLETED)
-            if calling.done():
-                return calling.result()
-            raise GeneratorDead(self.death.result())
-        finally:
-            calling.cancel()
-            await asyncio.wait((calling,))
-            if not calling.cancelled():
-                calling.exception()  # heard of: the death came first
-            self._calls.discard(calling)
-
-    async def over(self) -> None:
-        """Waits until no call is left: a generator may not be closed under one."""
-        while self._calls:
-            await asyncio.wait(self._calls)
-
-
-class _Replica:
-    """One place for a generator. `news` is set when its generator fell behind."""
-
-    def __init__(self, number: int, open_: Open) -> None:
-        self.number = number
-        self.open = open_
-        self.state = State.STARTING
-        self.life: _Life | None = None
-        self.running = 0
-        self.failures = 0
-        self.last_death = "it did not start"
-        self.news = asyncio.Event()
-
-    def lose(self, life: _Life, why: str) -> None:
-        """The generator of this life died, or is given up."""
-        life.end(why)
-        if self.life is life:
-            self.state = State.STARTING
-
-    def fall_behind(self) -> None:
-        self.state = State.BEHIND
-        self.news.set()
 
 
 class Replicas:
@@ -135,7 +63,7 @@ class Replicas:
     def __init__(
         self, opens: Sequence[Open], patience: Patience, clock: Callable[[], float], announce: Announce | None
     ) -> None:
-        self._replicas = [_Replica(number, open_) for number, open_ in enumerate(opens)]
+        self._replicas = [Replica(number, open_) for number, open_ in enumerate(opens)]
         self._patience = patience
         self._clock = clock
         self._announce = announce
@@ -212,14 +140,14 @@ class Replicas:
         own = {"running": self._running, "updates": self._updates, "busy_seconds": busy}
         return GeneratorStats(**sums | own | {"kv_cache_usage": fullest})
 
-    def _ready(self) -> list[tuple[_Replica, _Life]]:
+    def _ready(self) -> list[tuple[Replica, Life]]:
         return [
             (replica, replica.life)
             for replica in self._replicas
             if replica.state is State.READY and replica.life is not None
         ]
 
-    async def _take(self) -> tuple[_Replica, _Life]:
+    async def _take(self) -> tuple[Replica, Life]:
         """The READY replica with the fewest requests, as soon as there is one."""
         while True:
             changed = self._changed
@@ -233,8 +161,9 @@ class Replicas:
                 raise GeneratorDead(f"all generators are gone; the last one: {last}")
             await changed.wait()
 
-    async def _update(self, replica: _Replica, life: _Life, path: Path, version: int) -> str | None:
+    async def _update(self, replica: Replica, life: Life, path: Path, version: int) -> str | None:
         """None, or why the replica does not serve the version."""
+        replica.updating += 1
         try:
             async with asyncio.timeout(self._patience.update_seconds):
                 await life.run(life.generator.update_weights(path, version))
@@ -247,14 +176,16 @@ class Replicas:
             late = f"an update took longer than {self._patience.update_seconds:g} s"
             replica.lose(life, late)
             return late
+        finally:
+            replica.updating -= 1
         return None
 
-    async def _keep(self, replica: _Replica) -> None:
+    async def _keep(self, replica: Replica) -> None:
         """Starts a replica, tends it, and starts it again whenever it dies, until it is given up."""
         while True:
             try:
                 async with replica.open() as generator:
-                    await self._live(replica, _Life(generator))
+                    await self._live(replica, Life(generator))
             except GeneratorDead as death:
                 replica.last_death = str(death)
             replica.failures += 1
@@ -266,12 +197,20 @@ class Replicas:
             pause = self._patience.pause_seconds * 2 ** (replica.failures - 1)
             await asyncio.sleep(min(pause, self._patience.longest_pause_seconds))
 
-    async def _live(self, replica: _Replica, life: _Life) -> None:
+    async def _live(self, replica: Replica, life: Life) -> None:
         """One life of a replica. Raises GeneratorDead at its end."""
         replica.life = life
+        watching = asyncio.create_task(self._watch(replica, life), name="watch")
         try:
+            if replica.hung:
+                await proof(life, self._patience.liveness)
+                replica.hung = False
             await self._tend(replica, life)
         finally:
+            watching.cancel()
+            await asyncio.wait((watching,))
+            if not watching.cancelled() and (defect := watching.exception()) is not None:
+                self.fail(defect)
             replica.lose(life, f"generator {replica.number} is being closed")
             replica.life = None
             await life.over()
@@ -280,7 +219,13 @@ class Replicas:
             if stats.finished:
                 replica.failures = 0
 
-    async def _tend(self, replica: _Replica, life: _Life) -> None:
+    async def _watch(self, replica: Replica, life: Life) -> None:
+        """Gives its generator up once it hangs."""
+        why = await until_hung(replica, life, self._patience.liveness)
+        replica.hung = True
+        replica.lose(life, why)
+
+    async def _tend(self, replica: Replica, life: Life) -> None:
         """Brings it up to the current weights, now and when it has fallen behind. Raises GeneratorDead."""
         while True:
             replica.news.clear()
@@ -290,7 +235,7 @@ class Replicas:
                 self._tell()
                 await life.run(replica.news.wait())
 
-    async def _catch_up(self, life: _Life) -> None:
+    async def _catch_up(self, life: Life) -> None:
         """Ends without waiting once the versions are equal; GeneratorDead also when they will not be."""
         generator = life.generator
         try:
@@ -312,14 +257,15 @@ class Replicas:
         except (UpdateFailed, TimeoutError) as error:
             raise GeneratorDead(f"it did not get the current weights: {error or 'out of time'}") from error
 
-    def _begin(self, replica: _Replica) -> None:
+    def _begin(self, replica: Replica) -> None:
         if not self._running:
             self._busy_since = self._clock()
         self._running += 1
         replica.running += 1
 
-    def _end(self, replica: _Replica) -> None:
+    def _end(self, replica: Replica) -> None:
         replica.running -= 1
+        replica.ended += 1
         self._running -= 1
         if not self._running:
             self._busy_seconds += self._clock() - self._busy_since

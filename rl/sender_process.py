@@ -7,7 +7,7 @@ import os
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,10 @@ from rl.generators.broadcast import BUFFER_BYTES, Rendezvous, SenderFailed
 Kind = Literal["nccl", "gloo"]
 
 
+CLOSE_SECONDS = 10.0
+"""NCCL may wait for others even when it is told not to; vLLM gives it 5 s."""
+
+
 class SenderProcess:
     """Starts the process when it is needed, and ends it whenever a call fails or is cut short. One call at a
     time, but for `close`. Made by `open_sender`."""
@@ -26,12 +30,17 @@ class SenderProcess:
         self._kind = kind
         self._log_path = log_path
         self._process: Process | None = None
-        self._busy = False
+        self._busy = self._opened = False
 
     @property
     def pid(self) -> int | None:
         """None while there is no process."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def joined(self) -> bool:
+        """False, too, once somebody else has ended the process."""
+        return self._opened and self._process is not None and self._process.returncode is None
 
     async def check(self) -> None:
         """Raises ConfigError when this host cannot send."""
@@ -45,16 +54,20 @@ class SenderProcess:
 
     async def open(self, meeting: Rendezvous) -> None:
         await self._call("open", meeting.address, meeting.port, meeting.size)
+        self._opened = True
 
     async def send(self, path: Path, version: int) -> None:
         await self._call("send", path, version, BUFFER_BYTES)
 
     async def close(self) -> None:
         """A call that is under way ends with SenderFailed."""
-        if self._busy:
+        joined, self._opened = self.joined, False
+        if self._busy or (self._process is not None and self._process.returncode is not None):
             await self._end()
-        elif self._process is not None:
-            await self._call("close")
+        elif joined:
+            with suppress(SenderFailed, TimeoutError):  # in either case the process has been ended
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._call("close")
 
     async def stop(self) -> None:
         """Ends the process, for good or until the next call."""
@@ -99,7 +112,7 @@ class SenderProcess:
         if process is None:
             return
         if self._process is process:
-            self._process = None
+            self._process, self._opened = None, False
         if process.returncode is None:
             process.kill()
         await process.wait()

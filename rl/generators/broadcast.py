@@ -52,6 +52,11 @@ class Rendezvous:
 class Sender(Protocol):
     """Rank 0 of the group."""
 
+    @property
+    def joined(self) -> bool:
+        """Whether it is in the group that it made last."""
+        ...
+
     async def open(self, meeting: Rendezvous) -> None:
         """Makes a group and waits until all have joined. Raises SenderFailed."""
         ...
@@ -198,7 +203,7 @@ class Broadcast:
         members = tuple(each for each in round_.here if each not in round_.left)
         if not members:
             raise SenderFailed("no server is left")
-        if members != self._group or not self._group:
+        if set(members) != set(self._group) or not self._sender.joined:
             await self._disband()
             try:
                 offsets, size = await self._ranks(round_, members)

@@ -87,6 +87,18 @@ class Calls:
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = None
     ) -> dict[str, Any]:
+        """A call that is made once. Raises Refused."""
+        text = await self.text(method, path, body, seconds)
+        try:
+            reply = json.loads(text) if text else {}
+        except ValueError as error:
+            raise Refused(200, f"{path} answered with no JSON: {text[:200]}") from error
+        return reply if isinstance(reply, dict) else {}
+
+    async def text(
+        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = None
+    ) -> str:
+        """The same for an answer of any form."""
         limit = seconds or self._settings.admin_seconds
         url = self._settings.url.rstrip("/") + path
         try:
@@ -101,11 +113,7 @@ class Calls:
             raise Refused(DROPPED, f"{path}: {type(error).__name__}: {error}") from error
         if status != 200:
             raise Refused(status, f"{path} answered {status}: {' '.join(text.split())[:200]}")
-        try:
-            reply = json.loads(text) if text else {}
-        except ValueError as error:
-            raise Refused(status, f"{path} answered with no JSON: {text[:200]}") from error
-        return reply if isinstance(reply, dict) else {}
+        return text
 
 
 def _passes(error: Refused) -> bool:

@@ -7,12 +7,13 @@ from typing import Any
 
 class EngineStats:
     """`kv_cache_usage` is the share of the cache's blocks that requests hold, `queued` the requests that wait
-    for a place, `preemptions` how often one lost its place, since the start."""
+    for a place; since the start, `preemptions` of them lost theirs, and the engine computed `passes`."""
 
     def __init__(self) -> None:
         self.kv_cache_usage = 0.0
         self.queued = 0
         self.preemptions = 0
+        self.passes = 0
 
     def __call__(self, *_: object) -> EngineStats:
         """vLLM asks for a logger for each engine; this is the one."""
@@ -20,6 +21,7 @@ class EngineStats:
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: object) -> None:
         """Called after each of the engine's steps; either part may be None."""
+        self.passes += 1
         if scheduler_stats is not None:
             self.kv_cache_usage = float(scheduler_stats.kv_cache_usage)
             self.queued = int(scheduler_stats.num_waiting_reqs)

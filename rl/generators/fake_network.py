@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +14,11 @@ from rl.generators.broadcast import Rendezvous, SenderFailed
 
 @dataclass
 class _Group:
-    """`ranks` have joined it, of `size`; `taking` are in a broadcast."""
+    """`ranks` have joined it, of `size`; `taken` counts the broadcasts that each has entered."""
 
     size: int
     ranks: set[int] = field(default_factory=set)
-    taking: set[int] = field(default_factory=set)
+    taken: Counter[int] = field(default_factory=Counter)
     broken: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -28,7 +28,15 @@ class _Group:
             await self.changed.wait()
         return not self.broken
 
+    async def broadcast(self, ranks: set[int]) -> bool:
+        """Ends once all members are in it; False when one of them is gone."""
+        self.taken.update(ranks)
+        number = max(self.taken[rank] for rank in ranks)
+        self.tell()
+        return await self.until(lambda: all(self.taken[rank] >= number for rank in range(self.size)))
+
     def tell(self) -> None:
+        """Wakes all who wait for a change."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -62,6 +70,10 @@ class FakeSender:
         self._network = network
         self._group: _Group | None = None
 
+    @property
+    def joined(self) -> bool:
+        return self._group is not None and not self._group.broken
+
     async def open(self, meeting: Rendezvous) -> None:
         group = self._group = self._network.found(meeting)
         if self.failing_opens:
@@ -77,10 +89,8 @@ class FakeSender:
         group = self._group
         if group is None or group.broken:
             raise SenderFailed("there is no group")
-        group.taking.add(0)
-        group.tell()
-        if not await group.until(lambda: len(group.taking) == group.size):
-            raise SenderFailed("the group broke")
+        if not await group.broadcast({0}):
+            raise SenderFailed(f"the group broke under {path}")
         self.sent.append(version)
 
     async def close(self) -> None:
@@ -123,13 +133,7 @@ class FakeReceiver:
         group = self._group
         if group is None or group.broken:
             return False
-        group.taking |= self._ranks
-        group.tell()
-        whole = await group.until(lambda: len(group.taking) == group.size)
-        await asyncio.sleep(0)  # all see that all are there before the first one goes on
-        group.taking.discard(0)
-        group.taking -= self._ranks
-        return whole
+        return await group.broadcast(self._ranks)
 
     async def leave(self) -> bool:
         self._group = None

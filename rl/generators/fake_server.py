@@ -38,7 +38,7 @@ class Receiver(Protocol):
 
 class FakeServer:
     """`faults[path]` says what befalls the next calls of that path, one after the other. Without `draws` it
-    is a server that was started without `--enable-scale-out`. With a `receiver` weights come over a network."""
+    is a server that was started without `--enable-scale-out`. A `receiver` takes weights from a network."""
 
     def __init__(self, generator: FakeGenerator, receiver: Receiver | None = None, workers: int = 1) -> None:
         self.generator = generator
@@ -64,6 +64,7 @@ class FakeServer:
         app.router.add_get("/health", self._health)
         app.router.add_get("/weight_info", self._weight_info)
         app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/get_world_size", self._world_size)
         for name in (
             *("pause", "resume", "init_weight_transfer_engine"),
@@ -81,6 +82,11 @@ class FakeServer:
     async def _weight_info(self, request: web.Request) -> web.StreamResponse:
         await self._meet_fault(request)
         return web.json_response({"weight_version": self.weight_version})
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        await self._meet_fault(request)
+        passes = self.generator.stats().finished
+        return web.Response(text=f'vllm:iteration_tokens_total_count{{engine="0"}} {passes}.0\n')
 
     async def _world_size(self, request: web.Request) -> web.StreamResponse:
         await self._meet_fault(request)
@@ -133,6 +139,10 @@ class FakeServer:
         return await self.receiver.leave()
 
     async def _serve(self, version: int) -> bool:
+        """vLLM has no opinion of versions: it takes one that it has again."""
+        if version == self.generator.version:
+            self.weight_version = str(version)
+            return True
         try:
             await self.generator.update_weights(Path("/"), version)
         except UpdateFailed:

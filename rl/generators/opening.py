@@ -19,7 +19,8 @@ from rl.generators.calls import ServerSettings
 from rl.generators.server import ServerGenerator, open_server
 from rl.generators.vllm import VllmSettings, open_vllm
 from rl.precision import Precision
-from rl.replicas import Open, open_replicas
+from rl.replica import Open
+from rl.replicas import open_replicas
 from rl.sender_process import open_sender
 
 

@@ -140,6 +140,15 @@ class ServerGenerator:
         finally:
             await self._resume()
 
+    async def pulse(self) -> int:
+        """How often its engine computed a pass, and tokens, by its own count; -1 when it does not say."""
+        try:
+            text = await self.calls.text("GET", "/metrics")
+        except Refused:
+            return -1
+        counts = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(PULSE)]
+        return int(sum(map(float, counts))) if counts else -1
+
     def stats(self) -> GeneratorStats:
         """What this client has asked for; `cached_tokens` and `busy_seconds` are the server's own affair."""
         return GeneratorStats(
@@ -233,6 +242,10 @@ class ServerGenerator:
     def _die(self, why: str) -> None:
         if not self._death.done():
             self._death.set_result(why)
+
+
+PULSE = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
+"""What vLLM counts after each pass of its engine."""
 
 
 def to_generation(reply: dict[str, Any]) -> Generation:

@@ -223,6 +223,10 @@ class VllmGenerator:
         await engine.update_weights(WeightTransferUpdateRequest({"version": version}))
         await engine.finish_weight_update(str(version))
 
+    async def pulse(self) -> int:
+        """How often the engine computed a pass."""
+        return self._stats.passes
+
     def stats(self) -> GeneratorStats:
         busy = self._busy_seconds
         if self._running:

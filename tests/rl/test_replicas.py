@@ -18,7 +18,8 @@ from rl.generators.calls import ServerSettings
 from rl.generators.fake import ByteTokenizer, FakeGenerator, sums_reply
 from rl.generators.server import ServerGenerator, open_server
 from rl.loop import Plan
-from rl.replicas import Patience, Replicas, State, open_replicas
+from rl.replica import State
+from rl.replicas import Patience, Replicas, open_replicas
 from rl.types import Batch, TokenIds
 from rl.weights import open_segment_file
 from tests.rl.harness import Rig
