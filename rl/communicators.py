@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -63,9 +62,7 @@ def connect(kind: Kind, address: str, port: int, size: int) -> Communicator:
     meeting = {"master_address": address, "master_port": port, "world_size": size}
     communicator: Communicator = trainer_init(meeting)
     if getattr(communicator, "disabled", False):
-        raise RuntimeError(
-            f"vLLM has no NCCL here (VLLM_NCCL_SO_PATH is {os.environ.get('VLLM_NCCL_SO_PATH')})"
-        )
+        raise RuntimeError("vLLM found no NCCL library here; VLLM_NCCL_SO_PATH may say where it is")
     return communicator
 
 

@@ -18,12 +18,18 @@ FUNCTION_LINES_P90 = 30
 PARAMETERS = 6
 LINE_CHARACTERS = 110
 # Where a broad except may end an error: each writes it down or sends it on, and goes on with the next thing.
-MAY_SWALLOW = {"sandboxd/insisting.py", "sandboxd/lifetime.py", "rl/threads.py", "rl/trainer_host.py"}
+MAY_SWALLOW = {
+    "sandboxd/insisting.py",
+    "sandboxd/lifetime.py",
+    "rl/sender_host.py",
+    "rl/threads.py",
+    "rl/trainer_host.py",
+}
 # `sandboxd/telemetry/settings.py` reads what OpenTelemetry's specification names;
-# `rl/generators/surroundings.py` sets what vLLM alone reads; `rl/trainer_process.py` passes its own on.
+# `rl/generators/surroundings.py` sets what vLLM alone reads; the two processes' clients pass their own on.
 MAY_READ_ENVIRONMENT = {
     "sandboxd/config.py", "sandboxd/telemetry/settings.py",
-    "rl/config.py", "rl/generators/surroundings.py", "rl/trainer_process.py",
+    "rl/config.py", "rl/generators/surroundings.py", "rl/sender_process.py", "rl/trainer_process.py",
 }  # fmt: skip
 ROOT_ENTRIES = {
     ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "configs",

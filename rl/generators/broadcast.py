@@ -241,6 +241,7 @@ class Broadcast:
                 "packed_buffer_size_bytes": BUFFER_BYTES,
                 "packed_num_buffers": BUFFERS,
             }
+            await _dismiss(calls)
             # Not repeated: what did not join this group would meet nobody in it.
             await calls.call("POST", "/init_weight_transfer_engine", {"init_info": info})
 
@@ -304,11 +305,9 @@ class Broadcast:
             await asyncio.wait((sending, falling_out))
 
     async def _disband(self) -> None:
-        """The sender leaves first, so that whoever waits in the group finds out; then the servers are told,
-        those that can hear it."""
-        members, self._group = self._group, ()
+        """The sender leaves, and whoever waits in the group finds out."""
+        self._group = ()
         await self._sender.close()
-        await asyncio.gather(*(_dismiss(calls) for calls in members))
 
 
 class _Part:
@@ -329,7 +328,8 @@ class _Part:
 
 
 async def _dismiss(calls: Calls) -> None:
-    """A group that a server keeps costs it memory, no more: the next one replaces it."""
+    """A group that a server had, with this sender or with the one of a run before, would keep its memory. If it
+    does not let go, the next one replaces it all the same."""
     with suppress(Refused):
         await calls.call("POST", "/shutdown_weight_transfer_engine", None, GRACE_SECONDS)
 

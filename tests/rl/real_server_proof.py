@@ -124,8 +124,9 @@ async def play(proof: Proof, server: ServerGenerator, generator: Generator) -> l
     say(f"greedy draws: {time.monotonic() - began:.1f} s")
     drawing = [asyncio.ensure_future(generator.generate(context, LONG)) for context in CONTEXTS]
     pulse = await server.pulse()
-    while await server.pulse() < pulse + 3:
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(START_SECONDS):
+        while await server.pulse() < pulse + 3:
+            await asyncio.sleep(0.05)
     proof.write(1)
     began = time.monotonic()
     await generator.update_weights(proof.segment, 1)
@@ -169,7 +170,11 @@ async def by_broadcast(
 async def in_process(proof: Proof, logs: Path) -> list[list[Generation]]:
     """What the engine in process draws."""
     settings = VllmSettings(
-        model=proof.model, log_path=logs / "vllm.log", max_concurrent=16, kv_cache_bytes=1 << 28
+        model=proof.model,
+        log_path=logs / "vllm.log",
+        max_concurrent=16,
+        kv_cache_bytes=1 << 28,
+        start_seconds=START_SECONDS,
     )
     async with open_vllm(settings) as generator:
         before = await greedy(generator)

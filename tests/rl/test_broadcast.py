@@ -66,12 +66,17 @@ class Bench:
 
     async def all_ready(self) -> None:
         """Waits until every server is served from; the test's time limit bounds it."""
-        while self.replicas.states != [State.READY] * len(self.servers):
-            await asyncio.sleep(0.01)
+        await until(lambda: self.replicas.states == [State.READY] * len(self.servers))
 
     def clear(self) -> None:
         for server in self.servers:
             server.calls.clear()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def announcing(broadcast: Broadcast) -> Callable[[Sequence[Generator], int], None]:
@@ -148,7 +153,7 @@ def test_one_broadcast_reaches_all_servers_each_with_its_ranks(run: Callable[...
     async def body(bench: Bench) -> None:
         await bench.publish(1)
         for server in bench.servers:
-            assert server.calls == [JOIN, *UPDATE]
+            assert server.calls == [LEAVE, JOIN, *UPDATE]
             assert server.bodies["update_weights"]["update_info"] == {
                 "names": list(TENSORS),
                 "dtype_names": ["float32"] * 3,
@@ -272,13 +277,11 @@ def test_an_update_that_is_cancelled_resumes_every_server(run: Callable[..., Non
     async def body(bench: Bench) -> None:
         bench.servers[0].faults["/update_weights"].append(HANG)
         publishing = asyncio.ensure_future(bench.publish(1))
-        while not all("update_weights" in server.calls for server in bench.servers):
-            await asyncio.sleep(0.01)
+        await until(lambda: all("update_weights" in server.calls for server in bench.servers))
         publishing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await publishing
-        while any(server.paused for server in bench.servers):
-            await asyncio.sleep(0.01)
+        await until(lambda: not any(server.paused for server in bench.servers))
 
     run(body)
 
@@ -347,8 +350,7 @@ def test_tensors_travel_from_the_sender_process_to_every_server(tmp_path: Path) 
                 await replicas.update_weights(path, version)
                 check(version)
             await killed(sender)
-            while sender.joined:
-                await asyncio.sleep(0.01)
+            await until(lambda: not sender.joined)
             weights.write(3, {name: tensor * 3 for name, tensor in TENSORS.items()})
             await replicas.update_weights(path, 3)
             check(3)
