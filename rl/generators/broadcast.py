@@ -328,8 +328,10 @@ class _Part:
 
 
 async def _dismiss(calls: Calls) -> None:
-    """A group that a server had, with this sender or with the one of a run before, would keep its memory. If it
-    does not let go, the next one replaces it all the same."""
+    """A group that a server had, with this sender or with the one of a run before, would keep its memory.
+
+    If it does not let go, the next one replaces it all the same.
+    """
     with suppress(Refused):
         await calls.call("POST", "/shutdown_weight_transfer_engine", None, GRACE_SECONDS)
 
