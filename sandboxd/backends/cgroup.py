@@ -28,6 +28,8 @@ MEMORY_FILES = {
 
 # Where the launcher itself lives in version 2; sandboxes are named otherwise.
 LAUNCHER_GROUP = "_launcher"
+# Where the daemon's processes go when theirs is the one group that is delegated to its user.
+DAEMON_GROUP = "_daemon"
 
 # A hierarchy: its version, its directory for this launcher, the controllers that it brings.
 Hierarchy = tuple[int, str, tuple[str, ...]]
@@ -54,22 +56,52 @@ def find(root: str, own: str, name: str) -> list[Hierarchy]:
 
 
 def _find_v2(root: str, own: str, name: str) -> Hierarchy | None:
-    """The nearest group above this process that hands controllers on: its own has processes, so it cannot."""
+    """The nearest group from this process's own upwards that hands the most controllers on.
+
+    None can be handed on where processes live, so the own group is rarely one. Where those above are not
+    ours, but the own is (a service with `Delegate=yes` and a user), its processes make room.
+    """
     paths = [line[3:] for line in own.splitlines() if line.startswith("0::")]
     path = paths[0].strip("/") if paths else ""
+    best = _best_above(root, path, name)
+    if (best is None or len(best[2]) < len(CONTROLLERS)) and path and _make_room(os.path.join(root, path)):
+        best = _better(best, os.path.join(root, path), name)
+    return best
+
+
+def _best_above(root: str, path: str, name: str) -> Hierarchy | None:
     best: Hierarchy | None = None
     while True:
-        parent = os.path.join(root, path) if path else root
-        available = _read(os.path.join(parent, "cgroup.controllers")).split()
-        enabled = _enable(parent, [controller for controller in CONTROLLERS if controller in available])
-        directory = os.path.join(parent, name)
-        if len(enabled) > (len(best[2]) if best else 0) and _make(directory):
-            if best:
-                os.rmdir(best[1])
-            best = (2, directory, tuple(_enable(directory, enabled)))
+        best = _better(best, os.path.join(root, path) if path else root, name)
         if not path or (best and len(best[2]) == len(CONTROLLERS)):
             return best
         path = os.path.dirname(path)
+
+
+def _better(best: Hierarchy | None, parent: str, name: str) -> Hierarchy | None:
+    """`best`, or the launcher's directory below `parent`, made there, when more controllers are handed on."""
+    available = _read(os.path.join(parent, "cgroup.controllers")).split()
+    enabled = _enable(parent, [controller for controller in CONTROLLERS if controller in available])
+    directory = os.path.join(parent, name)
+    if len(enabled) <= (len(best[2]) if best else 0) or not _make(directory):
+        return best
+    if best:
+        remove([best])
+    return (2, directory, tuple(_enable(directory, enabled)))
+
+
+def _make_room(own: str) -> bool:
+    """Moves the processes of a group that is delegated to this user into one below it."""
+    members = os.path.join(own, "cgroup.procs")
+    if not os.access(members, os.W_OK) or not _make(os.path.join(own, DAEMON_GROUP)):
+        return False
+    for pid in _read(members).split():
+        try:
+            with open(os.path.join(own, DAEMON_GROUP, "cgroup.procs"), "w") as file:
+                file.write(pid)
+        except OSError:
+            continue  # It has ended; where it has not, the controllers are not handed on.
+    return True
 
 
 def settle(hierarchies: list[Hierarchy]) -> list[Hierarchy]:
@@ -93,19 +125,22 @@ def settle(hierarchies: list[Hierarchy]) -> list[Hierarchy]:
 
 
 def _enable(directory: str, wanted: list[str]) -> list[str]:
-    """Hands controllers on to the groups below; returns those that are."""
+    """Hands controllers on to the groups below; returns those that are.
+
+    Not where processes live: the kernel refuses it for memory, and by allowing it for the others makes the
+    group one of threads.
+    """
     control = os.path.join(directory, "cgroup.subtree_control")
     enabled = _read(control).split()
-    for controller in wanted:
-        if controller in enabled:
-            continue
-        try:
-            with open(control, "w") as file:
-                file.write(f"+{controller}")
-        except OSError:
-            # Not ours to hand on, or processes live in this very group (version 2 forbids both).
-            continue
-    enabled = _read(control).split()
+    is_root = not os.path.exists(os.path.join(directory, "cgroup.type"))
+    if is_root or not _read(os.path.join(directory, "cgroup.procs")).strip():
+        for controller in [controller for controller in wanted if controller not in enabled]:
+            try:
+                with open(control, "w") as file:
+                    file.write(f"+{controller}")
+            except OSError:
+                continue  # Not ours to hand on.
+        enabled = _read(control).split()
     return [controller for controller in wanted if controller in enabled]
 
 
@@ -138,13 +173,17 @@ def give(hierarchies: list[Hierarchy], uid: int) -> None:
 
 
 def sweep(hierarchies: list[Hierarchy]) -> None:
-    """Removes the launcher's directories with all that is left in them."""
+    """Removes all that is left in the launcher's directories, which stay as they were found."""
     for _, directory, _ in hierarchies:
-        if not os.path.isdir(directory):
-            continue
-        for entry in list(os.scandir(directory)):
+        for entry in list(os.scandir(directory)) if os.path.isdir(directory) else []:
             if entry.is_dir():
                 _remove(entry.path)
+
+
+def remove(hierarchies: list[Hierarchy]) -> None:
+    """Removes the launcher's directories with all that is left in them."""
+    sweep(hierarchies)
+    for _, directory, _ in hierarchies:
         _remove(directory)
 
 

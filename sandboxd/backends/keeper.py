@@ -117,7 +117,7 @@ def _keep(spec: Spec, report: int) -> None:
             os.close(report)
         _wait_for_all()
     finally:
-        cgroup.sweep(hierarchies)
+        cgroup.remove(hierarchies)
         remove_remains(state)
         os.close(lock)
 
@@ -155,8 +155,6 @@ def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
         hierarchies = cgroup.find(spec["cgroup_root"], file.read(), spec["name"])
     # What a launcher left that was killed together with its keeper.
     cgroup.sweep(hierarchies)
-    for _, directory, _ in hierarchies:
-        os.mkdir(directory, 0o755)
     remove_remains(spec["state"])
     for name in ("sandboxes", "base"):
         path = os.path.join(spec["state"], name)

@@ -29,16 +29,21 @@ def _version_2(tree: Tree, own: str) -> Groups:
     path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), "/")
     enforced: frozenset[str] = frozenset()
     for group in _upwards(tree, MOUNT, path):
-        found = _handed_on(tree, group) if tree.may_write(group) else frozenset()
+        found = _handed_on(tree, group, path) if tree.may_write(group) else frozenset()
         enforced = max(enforced, found, key=len)
     return _rooms(tree, 2, enforced, (MOUNT, path), (MOUNT, path, *MEMORY_V2))
 
 
-def _handed_on(tree: Tree, group: str) -> frozenset[str]:
-    """Controllers that groups below this one have, or could be given: not while processes live in it."""
+def _handed_on(tree: Tree, group: str, own: str) -> frozenset[str]:
+    """Controllers that groups below this one have, or could be given.
+
+    None while processes live in it, but those of the daemon's own group make room.
+    """
     enabled = set((tree.text(f"{group}/cgroup.subtree_control") or "").split())
-    free = group == MOUNT or not (tree.text(f"{group}/cgroup.procs") or "").strip()
-    if free and tree.may_write(f"{group}/cgroup.subtree_control"):
+    procs = f"{group}/cgroup.procs"
+    free = group == MOUNT or not (tree.text(procs) or "").strip()
+    movable = group == f"{MOUNT}/{own.strip('/')}" and tree.may_write(procs)
+    if (free or movable) and tree.may_write(f"{group}/cgroup.subtree_control"):
         enabled |= set((tree.text(f"{group}/cgroup.controllers") or "").split())
     return frozenset(enabled & set(CONTROLLERS))
 

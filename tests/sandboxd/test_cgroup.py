@@ -57,6 +57,39 @@ def test_version_2_looks_above_a_group_that_hands_nothing_on(tmp_path: Path) -> 
     assert found == [(2, str(tmp_path / "mine"), ("memory", "pids", "cpu"))]
 
 
+def test_what_a_killed_launcher_left_goes_and_its_directory_stays(tmp_path: Path) -> None:
+    """A directory that is removed and made anew hands on nothing, and no limit could be set below it."""
+    own = tree_v2(tmp_path, available="memory pids", enabled="memory pids")
+    group(own / "mine", "memory pids")
+    found = cgroup.find(str(tmp_path), "0::/service\n", "mine")
+    (own / "mine/sandbox").mkdir()
+    cgroup.sweep(found)
+    assert [path.name for path in (own / "mine").iterdir()] == ["cgroup.subtree_control"]
+    assert (own / "mine/cgroup.subtree_control").read_text() == "memory pids"
+
+
+def test_version_2_hands_nothing_on_where_processes_live(tmp_path: Path) -> None:
+    """It would be refused for memory, and make a group of threads of it for the others."""
+    own = tree_v2(tmp_path, available="memory pids cpu", enabled="")
+    (own / "cgroup.type").write_text("domain")
+    (own / "cgroup.procs").write_text("1\n")
+    (tmp_path / "cgroup.controllers").write_text("memory pids cpu")
+    (tmp_path / "cgroup.subtree_control").write_text("memory pids cpu")
+    group(tmp_path / "mine", "memory pids cpu")
+    found = cgroup.find(str(tmp_path), "0::/service\n", "mine")
+    assert found == [(2, str(tmp_path / "mine"), ("memory", "pids", "cpu"))]
+    assert (own / "cgroup.subtree_control").read_text() == ""
+
+
+def test_processes_of_a_delegated_group_make_room_where_nothing_above_is_ours(tmp_path: Path) -> None:
+    own = tree_v2(tmp_path, available="memory pids", enabled="")
+    (own / "cgroup.procs").write_text("41\n")
+    group(own / "mine", "")
+    found = cgroup.find(str(tmp_path), "0::/service\n", "mine")
+    assert (own / "_daemon/cgroup.procs").read_text() == "41"
+    assert found == []  # A plain directory keeps its processes, and so hands on nothing.
+
+
 def test_version_2_without_delegation_is_none(tmp_path: Path) -> None:
     tree_v2(tmp_path, available="", enabled="")
     assert cgroup.find(str(tmp_path), "0::/service\n", "mine") == []
@@ -71,7 +104,7 @@ def test_version_1_takes_each_hierarchy_that_limits(tmp_path: Path) -> None:
         (1, str(tmp_path / "cpu,cpuacct/own/mine"), ("cpu",)),
     ]
     assert all(Path(directory).is_dir() for _, directory, _ in found)
-    cgroup.sweep(found)
+    cgroup.remove(found)
     assert not any(Path(directory).exists() for _, directory, _ in found)
 
 
@@ -97,9 +130,9 @@ def test_remains_of_a_dead_launcher_are_swept(tmp_path: Path) -> None:
     found = cgroup.find(str(tmp_path), OWN_V1, "mine")
     for _, directory, _ in found:
         (Path(directory) / "sandbox").mkdir()
-    cgroup.sweep(found)
+    cgroup.remove(found)
     assert not any(Path(directory).exists() for _, directory, _ in found)
-    cgroup.sweep(found)
+    cgroup.remove(found)
 
 
 def test_a_group_is_made_limited_and_entered(tmp_path: Path) -> None:
