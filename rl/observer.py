@@ -99,8 +99,10 @@ def pool_row(stats: PoolStats) -> Row:
 
 
 def sandbox_totals(before: PoolStats, after: PoolStats) -> Totals:
-    """What the daemon counted between two moments; `active` is what it still holds at the second."""
+    """What the daemon counted between two moments; `inherited` is what was leased at the first, by a run that
+    was killed say, and `active` at the second."""
     return {
+        "inherited": before.active,
         "acquired": after.acquired_total - before.acquired_total,
         "released": after.released_total - before.released_total,
         "expired": after.expired_total - before.expired_total,

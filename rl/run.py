@@ -36,7 +36,7 @@ from rl.progress import Progress
 from rl.rehearsal import empty_model, fake_generator
 from rl.report import write_report
 from rl.rollout import Limits, Rollout
-from rl.sandboxes import DaemonSandboxes, own_daemon
+from rl.sandboxes import DaemonSandboxes, leases_ended, own_daemon
 from rl.saving import Saved, Saver
 from rl.step_log import StepLogs
 from rl.summary import Results, check_sandboxes, summarise
@@ -53,6 +53,9 @@ SETTINGS_FILE = "config.toml"
 
 REPORT_SECONDS = 3.0
 """Kept free at the end of a run with a time limit, for the report and for stopping the processes."""
+
+LEASES_SECONDS = 30.0
+"""A run waits no longer at its end for leases that were not given back to run out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
         ledger = Ledger(start.state.ledger if start.state else None)
         async with Client(address) as client:
             results = await session.play(engines, Leasing(control, client), ledger, (source, held_out))
-        after = await control.get_pool(config.sandboxes.pool)
+        own = not config.sandboxes.address
+        within = min(config.sandboxes.ttl_seconds + 1.0, LEASES_SECONDS) if own else 0.0
+        after = await leases_ended(control, config.sandboxes.pool, within=within)
         progress.say("stopping the processes")
     summary = summarise(config, results, ledger, (before, after))
     directory = config.directory

@@ -6,11 +6,11 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 from rl.config import SandboxesConfig
-from sandboxd import Client
+from sandboxd import Client, PoolStats
 from sandboxd.child import child_daemon
 from sandboxd.client import Box
 
@@ -45,6 +45,20 @@ class DaemonSandboxes:
         """Seconds from asking to having, of each lease since the last call."""
         waits, self._waits = self._waits, []
         return waits
+
+
+async def leases_ended(client: Client, pool: str, *, within: float) -> PoolStats:
+    """The pool's numbers when nothing is leased any more, or after `within` seconds.
+
+    A release that a busy daemon did not hear in time leaves a lease that runs out by itself: until then it is
+    neither released nor expired.
+    """
+    stats = await client.get_pool(pool)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within), aclosing(client.watch_pool(pool)) as watched:
+            while stats.active:
+                stats = await anext(watched)
+    return stats
 
 
 @asynccontextmanager

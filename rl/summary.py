@@ -88,7 +88,9 @@ def _package_versions() -> dict[str, str]:
 
 
 def check_sandboxes(before: PoolStats, after: PoolStats) -> None:
-    """Raises LedgerError unless every sandbox acquired was released, expired or lost."""
+    """Raises LedgerError unless every sandbox that was acquired, or found leased at the start, was released,
+    expired or lost."""
     totals = sandbox_totals(before, after)
-    if totals["acquired"] != totals["released"] + totals["expired"] + totals["lost"] or totals["active"]:
+    held = totals["inherited"] + totals["acquired"]
+    if held != totals["released"] + totals["expired"] + totals["lost"] or totals["active"]:
         raise LedgerError(f"sandboxes are unaccounted for: {totals}")

@@ -24,7 +24,8 @@ import grpc
 from sandboxd import inspection_replies, replies, requests
 from sandboxd.acquisition import Acquisition, countdown
 from sandboxd.config import default_address
-from sandboxd.errors import AcquireTimedOut, BackendUnavailable, NotFound, SandboxdError, SandboxLost
+from sandboxd.errors import NotFound, SandboxdError, SandboxLost
+from sandboxd.giving_back import GivingBack, heard
 from sandboxd.inspection_replies import SandboxFailure, SandboxReport
 from sandboxd.interaction import Interaction
 from sandboxd.lifetime import Tasks
@@ -47,7 +48,6 @@ from sandboxd.wire import RUN_OUTPUT_LIMIT_BYTES, duration
 RENEW_FRACTION = 1 / 3
 # Renewals that lie no further apart than this part of their time are made at once.
 RENEW_SLACK = 1 / 20
-RELEASE_TIMEOUT_SECONDS = 5.0
 # A caller whose time has passed waits no longer for what it was granted to be given back.
 LATE_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0
@@ -75,8 +75,10 @@ class Client(RemotePools):
         channel: Any = Propagating(self._channel)
         self.sandboxes = pb_grpc.SandboxServiceStub(channel)
         self.pools = pb_grpc.PoolServiceStub(channel)
-        self._tasks = await self._stack.enter_async_context(Tasks())
-        self._renewal = self._tasks.create_task(self._renew_leases(), name="lease renewal")
+        self._giving_back = GivingBack(self.sandboxes.ReleaseSandbox, self.patience)
+        await self._stack.enter_async_context(self._giving_back.run())
+        tasks = await self._stack.enter_async_context(Tasks())
+        self._renewal = tasks.create_task(self._renew_leases(), name="lease renewal")
         return self
 
     async def __aexit__(
@@ -136,6 +138,7 @@ class Client(RemotePools):
 
     async def _lease(self, request: pb.AcquireSandboxRequest, timeout: float | None) -> Box:
         left = countdown(timeout)
+        self._giving_back.asked_again(request.request_id)
 
         async def acquire() -> pb.Sandbox:
             async with self._taken_back_when_late(request):
@@ -146,12 +149,13 @@ class Client(RemotePools):
             sandbox = await self.patience.call(acquire)
         except asyncio.CancelledError:
             # The grant may be on its way: without this it would hold a sandbox until its time runs out.
-            self._tasks.create_task(self._withdraw(request), name="withdrawal")
+            self._giving_back.withdraw(request)
             raise
         return self.keep(sandbox)
 
     async def _lease_gang(self, request: pb.AcquireSandboxesRequest, options: AcquireOptions) -> list[Box]:
         left, told = countdown(options.get("timeout")), options.get("on_wait")
+        self._giving_back.asked_again(request.request_id)
         sandboxes: list[pb.Sandbox] = []
 
         async def acquire() -> None:
@@ -172,7 +176,7 @@ class Client(RemotePools):
         except BaseException as error:
             # As for one; and where the stream broke off, those that came are nobody's.
             if sandboxes or not isinstance(error, SandboxdError):
-                self._tasks.create_task(self._withdraw(request), name="withdrawal")
+                self._giving_back.withdraw(request)
             raise
         return [self.keep(sandbox) for sandbox in sandboxes]
 
@@ -184,7 +188,7 @@ class Client(RemotePools):
         except asyncio.CancelledError:
             pool = request.name.removeprefix(SANDBOX_PREFIX).rpartition("-")[0]
             given = pb.AcquireSandboxRequest(pool=POOL_PREFIX + pool, request_id=request.request_id)
-            self._tasks.create_task(self._withdraw(given), name="withdrawal")
+            self._giving_back.withdraw(given)
             raise
         return [self.keep(sandbox) for sandbox in reply.sandboxes]
 
@@ -207,22 +211,13 @@ class Client(RemotePools):
             yield
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not made_by_daemon(error):
-                withdrawal = self._tasks.create_task(self._withdraw(request), name="withdrawal")
-                await asyncio.wait([withdrawal], timeout=LATE_SECONDS)
+                await asyncio.wait([self._giving_back.withdraw(request)], timeout=LATE_SECONDS)
             raise
 
-    async def _withdraw(self, request: pb.AcquireSandboxRequest | pb.AcquireSandboxesRequest) -> None:
-        with contextlib.suppress(SandboxdError), translated():
-            await self.sandboxes.ReleaseSandbox(
-                pb.ReleaseSandboxRequest(pool=request.pool, request_id=request.request_id),
-                timeout=RELEASE_TIMEOUT_SECONDS,
-            )
-
-    async def end_lease(self, box: Box) -> None:
-        """Stops renewing and tells the daemon that the box is no longer needed."""
+    def end_lease(self, box: Box) -> asyncio.Future[None]:
+        """Stops renewing and begins to tell the daemon that the box is no longer needed."""
         self._boxes.pop(box.name, None)
-        request = pb.ReleaseSandboxRequest(name=box.name)
-        await self.answered(self.sandboxes.ReleaseSandbox, request, RELEASE_TIMEOUT_SECONDS)
+        return self._giving_back.release(box.name, box.ttl)
 
     async def _renew_leases(self) -> None:
         """Renews each lease when it is due; sleeps until the next one or until one is taken that is due
@@ -252,7 +247,10 @@ class Client(RemotePools):
 
 
 async def _release_all(boxes: list[Box]) -> None:
-    await asyncio.gather(*(box.release() for box in boxes))
+    # Not as tasks: cancelled before their first step they would leave leases that are renewed for ever.
+    leaving = [box.begin_release() for box in boxes]
+    for told in leaving:
+        await heard(told)
 
 
 class Box(RemoteFiles, RemoteCommands):
@@ -273,12 +271,16 @@ class Box(RemoteFiles, RemoteCommands):
         return replies.info(self._given)
 
     async def release(self) -> None:
-        """Ends the lease; the daemon destroys the sandbox. Idempotent.
+        """Ends the lease; the daemon destroys the sandbox. Idempotent; once begun, a cancellation of the
+        caller does not end it.
 
         A daemon that cannot be reached ends the lease by itself when its time runs out.
         """
-        with contextlib.suppress(BackendUnavailable, AcquireTimedOut):
-            await self._client.end_lease(self)
+        await heard(self.begin_release())
+
+    def begin_release(self) -> asyncio.Future[None]:
+        """As `release`, for who does not wait; the future has what it failed with."""
+        return self._client.end_lease(self)
 
     @contextlib.asynccontextmanager
     async def fork(
