@@ -74,7 +74,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorStats:
-    """Counters since the start, and the requests running now.
+    """Counters since the start, and the requests running now; 0 is what a generator does not count.
 
     `cached_tokens` are those of `prompt_tokens` that earlier requests had computed already.
     `busy_seconds` is the time during which at least one request ran, `paused_seconds` the time that
@@ -82,14 +82,14 @@ class GeneratorStats:
     `queued` how many wait for a place in it, `preemptions` how often one lost its place.
     """
 
-    running: int
-    finished: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    busy_seconds: float
-    paused_seconds: float
-    updates: int
+    running: int = 0
+    finished: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    busy_seconds: float = 0.0
+    paused_seconds: float = 0.0
+    updates: int = 0
     kv_cache_usage: float = 0.0
     queued: int = 0
     preemptions: int = 0

@@ -112,7 +112,6 @@ class SimulatedEngine:
             running=len(self._running),
             finished=self._finished,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=0,
             generated_tokens=self._tokens,
             busy_seconds=self._busy_seconds,
             paused_seconds=self._paused_seconds,

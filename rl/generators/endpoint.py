@@ -112,11 +112,7 @@ class EndpointGenerator:
             running=self._running,
             finished=self._finished,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=0,
             generated_tokens=self._generated_tokens,
-            busy_seconds=0.0,
-            paused_seconds=0.0,
-            updates=0,
         )
 
     def _to_generation(self, text: str, choice: dict[str, Any], sampling: Sampling) -> Generation:

@@ -99,10 +99,7 @@ class FakeGenerator:
             running=self._running,
             finished=self._finished,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=0,
             generated_tokens=self._generated_tokens,
-            busy_seconds=0.0,
-            paused_seconds=0.0,
             updates=self._updates,
         )
 
