@@ -7,18 +7,34 @@ its tokens so far are a lower bound, and the true bias is at least as large as t
 
 from __future__ import annotations
 
-from rl.ledger import Fate
+from collections.abc import Mapping, Sequence
+
+from rl.ledger import Account, Fate
 
 LATE = frozenset({"stale", "cancelled:late", "cancelled:spare", "cancelled:timeout"})
 """Reasons for which an episode is discarded because of the time that it took."""
+
+STATE = ("trained", "late", "trained_tokens", "late_tokens")
 
 
 class LengthBias:
     """Counts and sums of tokens of the episodes of one run: trained, and discarded for being late."""
 
-    def __init__(self) -> None:
-        self.trained_count = self.late_count = 0
-        self._trained_tokens = self._late_tokens = 0
+    def __init__(self, state: Mapping[str, int] | None = None) -> None:
+        """With `state`, what `state_dict` returned, it goes on from there."""
+        past = state or dict.fromkeys(STATE, 0)
+        self.trained_count, self.late_count, self._trained_tokens, self._late_tokens = (
+            past[name] for name in STATE
+        )
+
+    def state_dict(self, settled: Sequence[tuple[Account, Fate, str]] = ()) -> dict[str, int]:
+        """For a checkpoint; `settled` are episodes whose fate is known already, though not yet noted."""
+        values = (self.trained_count, self.late_count, self._trained_tokens, self._late_tokens)
+        state = dict(zip(STATE, values, strict=True))
+        copy = LengthBias(state)
+        for account, fate, reason in settled:
+            copy.note(account.tokens, fate, reason)
+        return copy.state_dict() if settled else state
 
     def note(self, tokens: int, fate: Fate, reason: str) -> None:
         """One episode of `tokens` sampled tokens met its fate."""

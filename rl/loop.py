@@ -13,83 +13,22 @@ played and not trained is entered as left over.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from rl.advantage import DEFAULT_RULE, AdvantageRule, scored_advantages
 from rl.batching import pack_group
-from rl.buffer import GroupBuffer, Ready, Taken
+from rl.buffer import Ready, Taken
 from rl.checkpoint import LoopState
-from rl.curriculum import Curriculum, digest
+from rl.curriculum import digest
 from rl.errors import Exhausted, NonFiniteStep, StarvedError
-from rl.group_play import GroupPlay, GroupRules
-from rl.ledger import Account, Fate
-from rl.length_bias import LengthBias
-from rl.metrics import Interval, Row, fate_of, training_row, wait_ratio
-from rl.player import Played, Player
-from rl.trainer_process import Trainer
-from rl.types import Batch, Group, StepReport, Task, Unscored
-from rl.weights import Publisher
-
-BARREN_BATCHES = 20
-"""So many batches' worth of groups in a row without any signal: the tasks are all too hard or too easy."""
-
-LOST_BATCHES = 3
-"""So many batches' worth of groups in a row lost to infrastructure: it will not come back by itself."""
-
-STALE_BATCHES = 20
-"""So many batches' worth of groups given up as too old without one trained step: the bound is too narrow."""
-
-NON_FINITE_STEPS = 3
-"""So many steps in a row that were not finite: the weights are beyond repair."""
-
-RECENT_STEPS = 4
-"""The first steps of a run are the longest; by the longest of what followed it is judged how long it takes
-to train one more batch."""
-
-LOST_PAUSE_SECONDS = 0.1
-LOST_PAUSE_LIMIT_SECONDS = 5.0
-"""After a group lost to infrastructure the next one waits, twice as long each time, up to the limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How long to train and on how much at a time; `deadline` on the loop's clock, None for no limit.
-
-    `replace_silent`: groups without a signal are replaced by others; otherwise they take their place
-    in the batch and train nothing, as in a plain loop. `advantages`: how their rewards are compared.
-    `spare_samples` and `min_samples` are as in `GroupRules`.
-    """
-
-    steps: int
-    groups_per_batch: int
-    samples_per_group: int
-    replace_silent: bool = True
-    deadline: float | None = None
-    advantages: AdvantageRule = DEFAULT_RULE
-    spare_samples: int = 0
-    min_samples: int = 2
-
-    @property
-    def group_rules(self) -> GroupRules:
-        """How one group is played."""
-        return GroupRules(self.samples_per_group, self.spare_samples, self.min_samples)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the loop is made of. `on_step` receives each step's row when its weights are live."""
-
-    curriculum: Curriculum
-    player: Player
-    buffer: GroupBuffer
-    trainer: Trainer
-    publisher: Publisher
-    on_step: Callable[[Row], Coroutine[None, None, None]]
-    clock: Callable[[], float] = time.monotonic
+from rl.group_play import GroupPlay
+from rl.metrics import Interval, Row, training_row
+from rl.plan import Parts, Plan
+from rl.settling import Settling
+from rl.sieve import Sieve
+from rl.step_timing import StepTiming
+from rl.types import Batch, StepReport, Task
 
 
 class Loop:
@@ -99,30 +38,17 @@ class Loop:
         self.step = resumed.step if resumed else 0
         self.version = parts.publisher.version
         """Updates of the weights so far; the generator serves this version once it is published."""
-        self._observed = set(resumed.observed if resumed else ())
-        """Keys of unsettled tasks that the curriculum has heard about."""
         self.ended_because = ""
         """Why the tasks ran out; empty while they have not."""
-        self.waiting_seconds = resumed.waiting_seconds if resumed else 0.0
-        self.training_seconds = resumed.training_seconds if resumed else 0.0
+        self.timing = StepTiming(resumed)
+        self.settling = Settling(parts.player.ledger, resumed)
         self.trained_keys: tuple[str, ...] = ()
         """Tasks that the newest step trained on, in order."""
-        self._dropped = dict(resumed.dropped if resumed else {})
         self._parts = parts
         self._plan = plan
         self._pending = deque(resumed.pending if resumed else ())
-        self._members: dict[int, list[Played]] = {}
-        self._in_step: list[tuple[Account, Fate, str]] = []
-        """What becomes of the episodes of the step under way when it succeeds."""
         self._interval = Interval()
-        self._barren = 0
-        self._lost = 0
-        self._stale = 0
-        self._non_finite = 0
-        self.lengths = LengthBias()
-        """What has been trained on, against what has been given up for being late."""
-        self._last_loss = ""
-        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._sieve = Sieve(plan)
 
     def state(self, saved_version: int) -> LoopState:
         """What goes into a checkpoint beside trainer state of version `saved_version`.
@@ -131,16 +57,17 @@ class Loop:
         """
         ahead = saved_version > self.version
         pending = [*self._parts.buffer.unsettled(training=not ahead), *self._pending]
+        settling = self.settling
         return LoopState(
             step=self.step + ahead,
             version=saved_version,
             curriculum=self._parts.curriculum.state_dict(),
             pending=tuple(pending),
-            observed=tuple(task.key for task in pending if task.key in self._observed),
-            dropped=dict(self._dropped),
-            waiting_seconds=self.waiting_seconds,
-            training_seconds=self.training_seconds,
-            ledger=self._parts.player.ledger.state_dict(self._in_step if ahead else ()),
+            observed=tuple(task.key for task in pending if task.key in settling.observed),
+            dropped=dict(settling.dropped),
+            waiting_seconds=self.timing.waiting_seconds,
+            training_seconds=self.timing.training_seconds,
+            ledger=settling.state_dict(ahead=ahead),
         )
 
     def account_of_step(self, step: int | None = None) -> dict[str, Any]:
@@ -148,11 +75,10 @@ class Loop:
         and those dropped, with the reason. `curriculum` is a digest of its state: runs of a seed that are in
         step with one another have the same.
         """
-        dropped, self._dropped = self._dropped, {}
         return {
             "step": self.step if step is None else step,
             "trained": list(self.trained_keys),
-            "dropped": dropped,
+            "dropped": self.settling.take_dropped(),
             "curriculum": digest(self._parts.curriculum),
         }
 
@@ -169,8 +95,7 @@ class Loop:
             if not isinstance(error, Exhausted):
                 raise error from None
         finally:
-            self._members.clear()
-            self._parts.player.ledger.settle_open()
+            self.settling.close()
 
     async def outlive(self, stage: Coroutine[None, None, None], consumer: asyncio.Task[None]) -> None:
         """A producer that returns while its consumer still waits would leave it waiting for ever."""
@@ -185,7 +110,8 @@ class Loop:
         buffer = self._parts.buffer
         async with asyncio.TaskGroup() as groups:
             while True:
-                await self._pause_after_losses()
+                if pause := self._sieve.pause_seconds:
+                    await asyncio.sleep(pause)
                 await buffer.admitted()
                 try:
                     task, again = self._next_task()
@@ -215,54 +141,17 @@ class Loop:
             lambda count: buffer.note_scored(ticket, count),
         )
         group = play.group(members)
-        self._members[ticket] = members
-        if not (again and task.key in self._observed):
+        self.settling.played(ticket, members)
+        if not (again and task.key in self.settling.observed):
             rewards = [episode.reward for episode in group.scored if episode.reward is not None]
             self._parts.curriculum.observe(task, rewards)
-            self._observed.add(task.key)
-        reason = self._judge(play, group)
+            self.settling.observed.add(task.key)
+        reason = self._sieve.judge(play, group)
         self._interval.group_played(members, reason or "ready")
         if reason is None:
             buffer.finish(ticket, group)
         else:
             self._drop(ticket, task, reason)
-
-    def _judge(self, play: GroupPlay, group: Group) -> str | None:
-        """Why the group is not worth a place in a batch; None when it is. Raises StarvedError."""
-        if play.too_few(group) and play.ended:
-            self._count_stale()
-            return "stale"
-        if play.too_few(group):
-            self._lost += 1
-            first = next(episode.outcome for episode in group.episodes if episode.reward is None)
-            self._last_loss = f"{first.kind}: {first.detail}" if isinstance(first, Unscored) else str(first)
-            if self._lost >= LOST_BATCHES * self._plan.groups_per_batch:
-                raise StarvedError(f"{self._lost} groups in a row were lost, the last to {self._last_loss}")
-            return "partial" if group.scored else "lost"
-        self._lost = 0
-        if scored_advantages(group, self._plan.advantages) is not None:
-            self._barren = 0
-            return None
-        self._barren += 1
-        if self._barren >= BARREN_BATCHES * self._plan.groups_per_batch:
-            raise StarvedError(
-                f"{self._barren} groups in a row had equal rewards throughout, the last ones "
-                f"{group.solve_rate:.0%} solved: choose easier or harder tasks, or larger groups"
-            )
-        return "zero_advantage" if self._plan.replace_silent else None
-
-    def _count_stale(self) -> None:
-        """Raises StarvedError."""
-        self._stale += 1
-        if self._stale >= STALE_BATCHES * self._plan.groups_per_batch:
-            raise StarvedError(
-                f"{self._stale} groups in a row were too old to be trained on: raise staleness_bound, or "
-                "choose the windowed policy, which waits for them"
-            )
-
-    async def _pause_after_losses(self) -> None:
-        if self._lost:
-            await asyncio.sleep(min(LOST_PAUSE_SECONDS * 2**self._lost, LOST_PAUSE_LIMIT_SECONDS))
 
     async def _train(self) -> None:
         """Consumes: groups in the buffer. Waits for: a batch. Unblocked by: finished groups. Produces:
@@ -277,9 +166,9 @@ class Loop:
             if taken is None:
                 return
             for stale in taken.stale:
-                self._settle(stale.ticket, stale.group.task, "stale")
+                self.settling.settle(stale.ticket, stale.group.task, "stale")
                 self._interval.count("off_policy/dropped")
-                self._count_stale()
+                self._sieve.count_stale()
             ready = parts.clock()
             row = {"buffer/depth": float(depth), "buffer/ready": float(parts.buffer.depth + len(taken.batch))}
             row["buffer/bytes"] = float(parts.buffer.bytes + sum(each.group.bytes for each in taken.batch))
@@ -292,7 +181,7 @@ class Loop:
                 await parts.publisher.publish(self.version)
                 parts.buffer.release()
                 row |= training_row(report)
-            row |= self._timing(began, ready, trained, parts.clock())
+            row |= self._rest_of_row(self.timing.step(began, ready, trained, parts.clock()))
             await parts.on_step(row)
 
     async def _step(self, batch: Sequence[Ready]) -> StepReport | None:
@@ -305,25 +194,20 @@ class Loop:
                 self._drop(ready.ticket, ready.group.task, "zero_advantage")
             return None
         self.trained_keys = tuple(group.task_key for group in packed)
-        self._in_step = [
-            (member.account, *fate_of(member, self._why_untrained(ready)))
-            for ready in batch
-            for member in self._members[ready.ticket]
-        ]
+        self.settling.begin_step(batch, self._why_untrained)
         try:
             report = await self._parts.trainer.step(Batch(self.step + 1, tuple(packed)))
         except NonFiniteStep:
-            self._non_finite += 1
             self.trained_keys = ()
-            if self._non_finite >= NON_FINITE_STEPS:
+            if self._sieve.is_hopeless():
                 raise
             for ready in batch:
                 self._drop(ready.ticket, ready.group.task, "non_finite")
             return None
-        self._non_finite = self._stale = 0
+        self._sieve.trained()
         self._parts.buffer.mark_trained(ready.ticket for ready in batch)
         for ready in batch:
-            self._settle(ready.ticket, ready.group.task, self._why_untrained(ready))
+            self.settling.settle(ready.ticket, ready.group.task, self._why_untrained(ready))
         masked = int(report.extra.get("masked_tokens", 0))
         if masked:
             self._parts.player.ledger.withdraw_tokens(masked, "no_logprob")
@@ -334,51 +218,31 @@ class Loop:
 
     def _drop(self, ticket: int, task: Task, reason: str) -> None:
         self._parts.buffer.drop(ticket, reason)
-        self._settle(ticket, task, reason)
-
-    def _settle(self, ticket: int, task: Task, reason: str | None) -> None:
-        """Enters every member of a group in the ledger: trained (None), or dropped for `reason`."""
-        self._observed.discard(task.key)
-        if reason is not None:
-            self._dropped[task.key] = reason
-        for member in self._members.pop(ticket):
-            fate, why = fate_of(member, reason)
-            self.lengths.note(member.account.tokens, fate, why)
-            self._parts.player.ledger.settle(member.account, fate, why)
+        self.settling.settle(ticket, task, reason)
 
     async def _take_in_time(self, version: int) -> Taken | None:
         """The next batch; None when none comes that can still be trained and live before the deadline."""
-        patience: float | None = None
-        if self._plan.deadline is not None:
-            patience = self._plan.deadline - max(self._recent_seconds, default=0.0) - self._parts.clock()
-            if patience <= 0.0:
-                return None
+        patience = self.timing.patience(self._plan.deadline, self._parts.clock())
+        if patience is not None and patience <= 0.0:
+            return None
         try:
             async with asyncio.timeout(patience):
                 return await self._parts.buffer.take(version)
         except TimeoutError:
             return None
 
-    def _timing(self, began: float, ready: float, trained: float, live: float) -> Row:
-        """`began` waiting, batch `ready`, `trained`, weights `live`: all on the loop's clock."""
-        waiting, training = (ready - began) + (live - trained), trained - ready
-        self.waiting_seconds += waiting
-        self.training_seconds += training
-        self._recent_seconds.append(live - ready)
-        row = self._interval.row(live - began)
+    def _rest_of_row(self, times: Row) -> Row:
+        """What happened since the step before, and where everything stands."""
+        row = self._interval.row(times["time/step"])
         self._interval = Interval()
         return (
             row
             | self._parts.curriculum.metrics()
-            | self.lengths.row()
+            | self.settling.lengths.row()
+            | times
             | {
                 "step": float(self.step),
                 "version": float(self._parts.publisher.version),
-                "time/step": live - began,
-                "time/wait_for_batch": ready - began,
-                "time/train": training,
-                "time/publish": live - trained,
-                "perf/wait_time_ratio": wait_ratio(waiting, training),
                 "rollout/inflight": float(self._parts.player.running),
             }
         )

@@ -24,11 +24,12 @@ from rl.generator import Generator
 from rl.generators.fake import ByteTokenizer
 from rl.generators.opening import open_generator
 from rl.ledger import Ledger, MeteredGenerator
-from rl.loop import Loop, Parts, Plan
+from rl.loop import Loop
 from rl.metrics import Row
 from rl.model import ChatTokenizer, prepare_model
 from rl.observer import Observer, Watched
 from rl.pace import CountedRollout, Paced, Pacemaker
+from rl.plan import Parts, Plan
 from rl.player import Player
 from rl.policies import build_policy
 from rl.precision import resolve
@@ -268,8 +269,8 @@ class Session:
             rows=log.rows,
             steps=loop.step,
             versions=publisher.version,
-            waiting_seconds=loop.waiting_seconds,
-            training_seconds=loop.training_seconds,
+            waiting_seconds=loop.timing.waiting_seconds,
+            training_seconds=loop.timing.training_seconds,
             loop_seconds=loop_seconds,
             wall_seconds=self._wall_seconds(),
             generator_idle_ratio=idle,

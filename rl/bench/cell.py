@@ -99,7 +99,7 @@ def _outcome(cell: Cell, built: Plant, closed: bool, took: tuple[float, float]) 
     wall = _total(counted, "time/step")
     training = _total(counted, "time/train")
     stats, capacity = built.engine.stats(), built.engine.speed.capacity
-    lengths = built.loop.lengths
+    lengths = built.loop.settling.lengths
     mean_drawn = built.episodes.tokens / max(built.episodes.count, 1)
     return Outcome(
         arm=cell.arm.name,

@@ -27,8 +27,9 @@ from rl.curriculum import SolveRateBands
 from rl.dialogue import Dialogue
 from rl.fakes import FakeTrainer
 from rl.ledger import Ledger, MeteredGenerator
-from rl.loop import Loop, Parts, Plan
+from rl.loop import Loop
 from rl.metrics import Row
+from rl.plan import Parts, Plan
 from rl.player import Player
 from rl.policies import build_policy
 from rl.rollout import Limits, Rollout

@@ -20,9 +20,10 @@ from rl.fakes import FakeTrainer
 from rl.generator import Generator
 from rl.generators.fake import ByteTokenizer, FakeGenerator, Reply, sums_reply
 from rl.ledger import Ledger, MeteredGenerator
-from rl.loop import Loop, Parts, Plan
+from rl.loop import Loop
 from rl.metrics import Row
 from rl.pace import CountedRollout
+from rl.plan import Parts, Plan
 from rl.player import Player
 from rl.policies import QueueRules, build_policy
 from rl.rollout import Limits, Rollout, Sandboxes

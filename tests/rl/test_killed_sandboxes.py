@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from rl.generators.fake import sums_reply
-from rl.loop import Plan
 from rl.observer import sandbox_totals
+from rl.plan import Plan
 from rl.sandboxes import DaemonSandboxes
 from rl.summary import check_sandboxes
 from sandboxd import Client

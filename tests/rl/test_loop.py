@@ -16,7 +16,7 @@ from rl.checkpoint import newest_checkpoint, read_state, write_checkpoint
 from rl.errors import NonFiniteStep, StarvedError
 from rl.generator import GeneratorDead, UpdateFailed
 from rl.ledger import Fate
-from rl.loop import Plan
+from rl.plan import Plan
 from rl.types import Batch
 from tests.rl.harness import AddingSandboxes, Counting, Rig
 

@@ -7,9 +7,9 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from rl.loop import Plan
 from rl.metrics import Row
 from rl.pace import CountedRollout, Paced, Pacemaker
+from rl.plan import Plan
 from rl.types import Episode, Scored, StopReason, Task, TokenIds, Unscored
 from sandboxd import Client, PoolStats
 from sandboxd.config import load

@@ -10,7 +10,7 @@ import pytest
 from rl.errors import StarvedError
 from rl.ledger import Fate
 from rl.length_bias import LengthBias
-from rl.loop import Plan
+from rl.plan import Plan
 from rl.policies import QueueRules
 from tests.rl.harness import AddingSandboxes, Rig
 from tests.rl.test_loop import closed
@@ -46,7 +46,7 @@ def test_spare_attempts_stand_in_for_stragglers(tmp_path: Path) -> None:
     reasons = rig.ledger.episodes.reasons
     assert reasons["cancelled:spare"] > 0
     assert {len(group.samples) for batch in rig.trainer.batches for group in batch.groups} <= {4, 5, 6}
-    assert rig.loop.lengths.late_count == reasons["cancelled:spare"]
+    assert rig.loop.settling.lengths.late_count == reasons["cancelled:spare"]
     assert "queue/length_bias" in rig.rows[-1]
     closed(rig)
 

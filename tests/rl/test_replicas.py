@@ -17,7 +17,7 @@ from rl.generator import Generation, GeneratorDead, GeneratorUnavailable, Sampli
 from rl.generators.calls import ServerSettings
 from rl.generators.fake import ByteTokenizer, FakeGenerator, sums_reply
 from rl.generators.server import ServerGenerator, open_server
-from rl.loop import Plan
+from rl.plan import Plan
 from rl.replica import State
 from rl.replicas import Patience, Replicas, open_replicas
 from rl.types import Batch, TokenIds

@@ -14,8 +14,8 @@ from rl.checkpoint import newest_checkpoint, read_state
 from rl.errors import StarvedError
 from rl.fakes import FakeTrainer
 from rl.ledger import Ledger
-from rl.loop import Plan
 from rl.metrics import Row
+from rl.plan import Plan
 from rl.saving import Saved, Saver
 from rl.step_log import StepLogs
 from rl.types import Batch, StepReport
@@ -158,4 +158,4 @@ def test_a_resumed_run_goes_on_with_the_books_of_its_checkpoint(tmp_path: Path) 
     trained = second.ledger.episodes.as_dict()["trained"]
     batches = [*first.rig.trainer.batches, *second.trainer.batches]
     assert trained == sum(batch.sample_count for batch in batches)
-    assert second.loop.waiting_seconds > state.waiting_seconds
+    assert second.loop.timing.waiting_seconds > state.waiting_seconds

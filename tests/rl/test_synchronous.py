@@ -16,8 +16,8 @@ from rl.config import TrainerConfig
 from rl.dialogue import STYLE
 from rl.fakes import FakeTrainer
 from rl.ledger import Fate
-from rl.loop import Plan
 from rl.model import SMOLLM2, ChatTokenizer, prepare_model
+from rl.plan import Plan
 from rl.trainer import TorchTrainer
 from rl.types import Batch, Group, PackedGroup, StepReport
 from tests.rl.harness import Counting, Rig
