@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from rl.boxes import Box
+from rl.side_loop import SideLoop
 from rl.tasks.sandboxed import Sandboxed
 from rl.threads import CallFailed, in_own_thread
 from rl.tracing import part
@@ -47,6 +49,7 @@ class Referee:
         self._judge = None if callable(judge) else judge
         self._verify: Verify = judge if callable(judge) else judge.verify
         self._seconds = seconds
+        self._side = SideLoop()
 
     def sandboxed(self, task: Task) -> Sandboxed | None:
         """The task's family when it is judged in the sandbox."""
@@ -56,7 +59,7 @@ class Referee:
         """Sets a fresh sandbox up. Raises VerifierFailed, SandboxdError."""
         family = self.sandboxed(task)
         if family is not None:
-            await self._bounded(task, "prepare", family.prepare(task, box))
+            await self._bounded(task, "prepare", self._side.call(partial(family.prepare, task), box))
 
     async def verify(self, task: Task, answer: str) -> float:
         """The reward of an answer, from the task's verifier in a thread. Raises VerifierFailed."""
@@ -68,7 +71,8 @@ class Referee:
         family = self.sandboxed(task)
         if family is None:
             raise AssertionError(f"the family of {task.key} is not judged in the sandbox")
-        return _checked(task, float(await self._bounded(task, "verify", family.judge(task, answer, box))))
+        call = self._side.call(partial(family.judge, task, answer), box)
+        return _checked(task, float(await self._bounded(task, "verify", call)))
 
     async def _bounded(self, task: Task, stage: str, call: Awaitable[_T]) -> _T:
         try:
@@ -78,7 +82,10 @@ class Referee:
         except SandboxdError:
             raise
         except Exception as error:
+            if isinstance(error.__cause__, SandboxdError):
+                raise error.__cause__ from None
             if isinstance(error, TimeoutError) and bound.expired():
+                self._side.renew()
                 text = f"{task.family} took longer than {self._seconds:g} s to {stage}"
                 raise VerifierFailed(text, stage, timed_out=True) from error
             cause = error.__cause__ if isinstance(error, CallFailed) else error

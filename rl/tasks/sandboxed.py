@@ -36,8 +36,8 @@ class Rules:
 class Sandboxed(ABC):
     """A family that is judged in the sandbox. Inherit from it; `name`, `levels`, `make` are as in `Family`.
 
-    `prepare` and `judge` run on the event loop, so they may wait but not block; what they raise leaves the
-    episode unscored.
+    `prepare` and `judge` run on an event loop of the tasks' own, beside that of the episodes, so they may
+    wait; where they block they keep other tasks' code waiting. What they raise leaves the episode unscored.
     """
 
     name: str

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from rl.generator import ContextTooLong, Generation, GeneratorUnavailable, Sampl
 from rl.ledger import Ledger
 from rl.player import Player
 from rl.rollout import Limits, Rollout
+from rl.sandboxes import DaemonSandboxes
+from rl.side_loop import SideLoop
 from rl.tasks import Problem, Rules, Sandboxed, TaskSource
 from rl.types import Cancelled, Episode, Scored, StopReason, Task, TokenIds, Truncated, Unscored
 from sandboxd import ExecResult
@@ -163,6 +166,14 @@ class Troubled(Sandboxed):
         return 1.0
 
 
+class Written(Troubled):
+    """Its judge finds a file that it has put there itself."""
+
+    async def judge(self, task: Task, answer: str, box: Box) -> float:
+        await box.write_file("nothing-here", b"")
+        return await super().judge(task, answer, box)
+
+
 def fail() -> None:
     raise KeyError("a bug")
 
@@ -187,43 +198,94 @@ def test_a_tasks_own_code_that_fails_in_the_sandbox_is_no_zero(
     assert asyncio.run(body()).outcome == outcome
 
 
-async def lags(stop: asyncio.Event) -> list[float]:
-    """By how many seconds the event loop was late, every 5 ms, until `stop`."""
-    loop = asyncio.get_running_loop()
-    found: list[float] = []
-    while not stop.is_set():
-        due = loop.time() + 0.005
-        timer = loop.create_future()
-        loop.call_at(due, timer.set_result, None)
-        await timer
-        found.append(loop.time() - due)
-    return found
-
-
 def test_blocking_verifiers_leave_the_event_loop_alone() -> None:
-    """64 episodes whose verifiers block until all of them do, and for a second more: in a pool of six threads
-    they would block for ever. The loop's delay at the 90th percentile is below 50 ms."""
-    all_of_them = threading.Barrier(64, timeout=30.0)
+    """64 verifiers block until all of them do and another episode has been played: in a pool of six threads,
+    or on the loop, they would block for ever."""
+    all_of_them, go = threading.Barrier(64, timeout=30.0), threading.Event()
+    threads: set[int] = set()
 
     def block(task: Task, answer: str) -> float:
+        threads.add(threading.get_ident())
         all_of_them.wait()
-        threading.Event().wait(1.0)
+        go.wait(30)
         return verify(task, answer)
 
-    async def body() -> tuple[list[Episode], list[float]]:
-        stop = asyncio.Event()
-        rollouts = [
-            Rollout(Recorder(CALL, ANSWER), Scripted(printed("42")), DIALOGUE, block, limits=LIMITS)
-            for _ in range(64)
-        ]
-        async with asyncio.TaskGroup() as group:
-            watching = group.create_task(lags(stop))
-            playing = [group.create_task(rollout.run(TASK)) for rollout in rollouts]
-            await asyncio.wait(playing)
-            stop.set()
-        return [job.result() for job in playing], watching.result()
+    def rollout(verifier: Callable[[Task, str], float]) -> Rollout:
+        return Rollout(Recorder(CALL, ANSWER), Scripted(printed("42")), DIALOGUE, verifier, limits=LIMITS)
 
-    episodes, late = asyncio.run(body())
-    assert [episode.outcome for episode in episodes] == [Scored(1.0)] * 64
-    assert len(late) > 20
-    assert sorted(late)[len(late) * 90 // 100] < 0.05
+    async def body() -> list[Episode]:
+        async with asyncio.TaskGroup() as group:
+            playing = [group.create_task(rollout(block).run(TASK)) for _ in range(64)]
+            other = await rollout(verify).run(TASK)
+            go.set()
+        return [other, *(job.result() for job in playing)]
+
+    episodes = asyncio.run(body())
+    assert [episode.outcome for episode in episodes] == [Scored(1.0)] * 65
+    assert len(threads) == 64
+    assert threading.get_ident() not in threads
+
+
+def test_blocking_code_in_the_sandbox_leaves_the_event_loop_alone(tmp_path: Path) -> None:
+    """One judge blocks until an episode without such a judge has been played; the one behind it is scored,
+    too. No code of the family runs in the loop's thread."""
+    go = threading.Event()
+    threads: set[int] = set()
+
+    def block() -> None:
+        threads.add(threading.get_ident())
+        go.wait(30)
+
+    def note() -> None:
+        threads.add(threading.get_ident())
+
+    source = TaskSource([Written(prepare=note, judge=block)])
+
+    async def body() -> list[Episode]:
+        async with fake_sandboxes(tmp_path) as sandboxes, asyncio.TaskGroup() as group:
+            blocked = [
+                group.create_task(
+                    Rollout(Recorder(CALL, "Done."), sandboxes, DIALOGUE, source, limits=LIMITS).run(
+                        source.train("troubled", 0, number)
+                    )
+                )
+                for number in range(2)
+            ]
+            other = Rollout(Recorder(CALL, ANSWER), sandboxes, DIALOGUE, verify, limits=LIMITS)
+            first = await other.run(TASK)
+            go.set()
+        return [first, *(job.result() for job in blocked)]
+
+    assert [episode.outcome for episode in asyncio.run(body())] == [Scored(1.0)] * 3
+    assert threading.get_ident() not in threads
+
+
+def test_code_in_the_sandbox_that_blocks_for_good_takes_no_other_with_it(tmp_path: Path) -> None:
+    never, blocks = threading.Event(), threading.Event()
+    family = Written(judge=lambda: blocks.set() or never.wait(60))
+    source = TaskSource([family])
+
+    async def body() -> Episode:
+        async with fake_sandboxes(tmp_path) as sandboxes:
+            limits = Limits(turn_tokens=200, context_tokens=4000, verify_seconds=0.05)
+            rollout = Rollout(Recorder(CALL, "Done."), sandboxes, DIALOGUE, source, limits=limits)
+            episode = await rollout.run(source.train("troubled", 0, 0))
+            await a_loop_that_blocks(sandboxes)
+            return episode
+
+    async def a_loop_that_blocks(sandboxes: DaemonSandboxes) -> None:
+        side, task = SideLoop(), source.train("troubled", 0, 1)
+        async with sandboxes.acquire() as box:
+            blocks.clear()
+            call = asyncio.create_task(side.call(partial(family.judge, task, ""), box))
+            await asyncio.to_thread(blocks.wait, 30)
+            call.cancel()
+            side.renew()
+            assert await side.call(partial(Written().judge, task, ""), box) == 1.0
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    outcome = asyncio.run(body()).outcome
+    never.set()
+    assert isinstance(outcome, Unscored)
+    assert outcome.kind == "TIMEOUT"
