@@ -22,6 +22,11 @@ CURVES = {
     "off_policy/mean": ("Staleness", "versions"),
     "rollout/generated_tok_s": ("Generated", "tokens/s"),
     "time/step": ("Time of a step", "seconds"),
+    "buffer/depth": ("Groups that waited", "groups"),
+    "rollout/inflight": ("Episodes under way", "episodes"),
+    "queue/length_bias": ("Length bias", "share"),
+    "mismatch_kl": ("Sampler and trainer apart", "KL"),
+    "loop/lag_p99_s": ("Event loop late, p99", "seconds"),
 }
 
 ASKED = ("model", "endpoint", "families", "samples", "temperature", "top_p")

@@ -64,6 +64,15 @@ class LengthBias:
             return 0.0
         return self.trained_mean / (everything / count) - 1.0
 
+    def as_dict(self) -> dict[str, float | int]:
+        """As it goes into `summary.json`."""
+        return {
+            "bias": self.bias,
+            "late_share": self.late_share,
+            "late_episodes": self.late_count,
+            "trained_tokens_mean": self.trained_mean,
+        }
+
     def row(self) -> dict[str, float]:
         """As it goes into a step's row; nothing while nothing was late."""
         if not self.late_count:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rl.generator import Generator
+from rl.loop_lag import LoopLag
 from rl.metrics import Row, latency_row
 from rl.pace import Pacemaker
 from rl.progress import Progress
@@ -28,6 +29,7 @@ class Watched:
     generator: Generator
     pace: Pacemaker
     telemetry: Telemetry
+    lag: LoopLag = field(default_factory=LoopLag)
 
 
 class Observer:
@@ -63,6 +65,7 @@ class Observer:
         row["perf/generator_idle_ratio"] = self.idle_ratio()
         row["rollout/episode_rate"] = row.get("rollout/episodes", 0.0) / max(row.get("time/step", 0.0), 1e-9)
         row |= self._watched.pace.row()
+        row |= self._watched.lag.row()
         self._watched.telemetry.record(row)
         self.log.write(row)
         self._progress.step(row, stats)

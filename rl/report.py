@@ -82,7 +82,22 @@ def key_figures(summary: Mapping[str, Any]) -> dict[str, str]:
             1.0 - _share(summary, "train_tokens_computed", "train_tokens_unshared")
         ),
         "prompt tokens cached": _percent(_share(summary, "prompt_tokens_cached", "prompt_tokens")),
+        **_health(summary),
     }
+
+
+def _health(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What says whether the data and the loop were sound; runs of earlier versions do not hold it."""
+    lengths, worst = summary.get("length_bias"), summary.get("worst")
+    found = {}
+    if lengths is not None:
+        found["length bias"] = f"{lengths['bias']:+.1%}"
+        found["given up late"] = _percent(lengths["late_share"])
+    if worst is not None:
+        found["event loop late, p99"] = f"{1e3 * worst['loop_lag_p99_s']:.0f} ms"
+        found["sampler and trainer apart (KL)"] = f"{worst['mismatch_kl']:.2g}"
+        found["preemptions"] = f"{worst['preemptions']:.0f}"
+    return found
 
 
 def _head(title: str, summary: Mapping[str, Any]) -> str:
@@ -137,7 +152,20 @@ def _pictures(rows: list[dict[str, float]]) -> Iterable[str]:
             "Weight versions between sampling and training, queue time included.",
             _staleness(rows),
         ),
+        (
+            "Given up late",
+            "Share of attempts that took too long, and how much shorter the trained ones are for it.",
+            _late(rows),
+        ),
         ("Throughput", "Tokens a second.", _throughput(rows)),
+        ("Rates of the stages", "Episodes that ended and sandboxes that started, each second.", _rates(rows)),
+        ("Engine", "Share of the cache for keys and values that requests hold.", _engine(rows)),
+        (
+            "Sampler and trainer",
+            "How far the trainer's probabilities of the sampled tokens are from the sampler's.",
+            _mismatch(rows),
+        ),
+        ("Event loop", "How late it was, at the 99th percentile of each step.", _lag(rows)),
         ("Sandbox latency", "From asking for a sandbox to having one.", _latency(rows)),
         ("Where a step's time goes", "Seconds of each step.", _times(rows)),
     )
@@ -197,6 +225,28 @@ def _throughput(rows: list[dict[str, float]]) -> Chart:
     return Chart("Throughput", "tokens/s", _lines(rows, names))
 
 
+def _late(rows: list[dict[str, float]]) -> Chart:
+    names = {"queue/late_share": "late", "queue/length_bias": "length bias"}
+    return Chart("Late attempts", "share", _lines(rows, names), bottom=None)
+
+
+def _rates(rows: list[dict[str, float]]) -> Chart:
+    names = {"rollout/episode_rate": "episodes", "sandbox/start_rate": "sandboxes"}
+    return Chart("Rates", "a second", _lines(rows, names))
+
+
+def _engine(rows: list[dict[str, float]]) -> Chart:
+    return Chart("Cache use", "share", _lines(rows, {"inference/kv_cache_usage_perc": "held"}), top=1.02)
+
+
+def _mismatch(rows: list[dict[str, float]]) -> Chart:
+    return Chart("Mismatch", "KL", _lines(rows, {"mismatch_kl": "mismatch"}))
+
+
+def _lag(rows: list[dict[str, float]]) -> Chart:
+    return Chart("Event loop", "milliseconds", _lines(rows, {"loop/lag_p99_s": "p99"}, 1e3))
+
+
 def _latency(rows: list[dict[str, float]]) -> Chart:
     keys = sorted({key for row in rows for key in row if key.startswith("sandbox/") and key.endswith("_s")})
     names = {key: key.removeprefix("sandbox/").removesuffix("_s").replace("_", " ") for key in keys}
@@ -229,7 +279,10 @@ def _changes(summary: Mapping[str, Any]) -> str:
 
 
 def _books(summary: Mapping[str, Any]) -> str:
-    rule = "Generated = trained + discarded + left over + evaluated, and acquired = released + expired + lost"
+    rule = (
+        "Generated = trained + discarded + left over + evaluated, "
+        "and inherited + acquired = released + expired + lost"
+    )
     parts = [f'<h2>Books</h2><p class="soft">{rule}: checked at the end of the run.</p>']
     for name, column in summary["ledger"].items():
         cells = "".join(

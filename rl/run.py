@@ -257,7 +257,7 @@ class Session:
         self._progress.until(plan.deadline)
         self._progress.say("training")
         began = time.monotonic()
-        async with pace.running(control, pool):
+        async with pace.running(control, pool), watched.lag.running():
             await saver.train(loop)
         if loop.ended_because:
             self._progress.say(f"training ends after step {loop.step}: {loop.ended_because}")
@@ -269,12 +269,12 @@ class Session:
             rows=log.rows,
             steps=loop.step,
             versions=publisher.version,
-            waiting_seconds=loop.timing.waiting_seconds,
-            training_seconds=loop.timing.training_seconds,
+            timing=loop.timing,
             loop_seconds=loop_seconds,
             wall_seconds=self._wall_seconds(),
             generator_idle_ratio=idle,
             changes=pace.changes,
+            lengths=loop.settling.lengths,
         )
 
     async def _held_out_row(self, player: Player, held_out: HeldOut, step: int) -> Row:

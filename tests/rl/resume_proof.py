@@ -171,6 +171,11 @@ def check_curves(run: Path, case: Case) -> None:
     walls = [row["time/wall"] for row in metrics]
     assert walls == sorted(walls)
     assert max(row["off_policy/max"] for row in metrics) <= case.bound
+    assert all(row["loop/lag_max_s"] >= row["loop/lag_p99_s"] >= 0.0 for row in metrics)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["worst"]["loop_lag_max_s"] == max(row["loop/lag_max_s"] for row in metrics)
+    assert (summary["length_bias"]["bias"], summary["length_bias"]["late_episodes"]) == (0.0, 0)
+    assert summary["length_bias"]["trained_tokens_mean"] > 0
     assert [row["version"] for row in metrics] == sorted({row["version"] for row in metrics})
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == [f"step-{case.steps - 1:06d}", f"step-{case.steps:06d}"]

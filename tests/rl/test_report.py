@@ -39,6 +39,10 @@ def run(tmp_path: Path) -> Path:
             "buffer/depth": 2,
             "off_policy/max": 1,
             "sandbox/acquire_p50_s": 0.002,
+            "queue/late_share": 0.3,
+            "queue/length_bias": -0.1,
+            "loop/lag_p99_s": 0.004,
+            "mismatch_kl": 0.0005,
         }
         for step in range(1, 6)
     ]
@@ -58,6 +62,14 @@ def run(tmp_path: Path) -> Path:
             "prompt_tokens_cached": 87.0,
         },
         "staleness": {"mean": 0.5, "max": 1},
+        "length_bias": {"bias": -0.126, "late_share": 0.31, "late_episodes": 4, "trained_tokens_mean": 90.0},
+        "worst": {
+            "loop_lag_p99_s": 0.0123,
+            "loop_lag_max_s": 0.4,
+            "mismatch_kl": 0.00071,
+            "preemptions": 41.0,
+            "sandbox_wait_s": 1.5,
+        },
         "ledger": {
             "episodes": {"generated": 9, "trained": 8, "discarded": {"unscored:SANDBOX_LOST": 1}},
             "sandboxes": {"acquired": 9, "released": 8, "expired": 0, "lost": 1},
@@ -108,6 +120,13 @@ def test_the_page_stands_alone_and_shows_the_numbers(run: Path) -> None:
         "25%",
         "79%",
         "87%",
+        "-12.6%",
+        "31%",
+        "12 ms",
+        "0.00071",
+        "41",
+        "Given up late",
+        "Event loop",
         "unscored:SANDBOX_LOST",
         "Solve rate while training",
     ):
@@ -136,6 +155,15 @@ def test_runs_are_put_side_by_side(run: Path, tmp_path_factory: pytest.TempPathF
     assert page.tags.count("svg") >= 2
     for shown in (run.name, other.name, "0.83", "all, pass@5", "25.0% (10.0% to 40.0%)", "episode.max_turns"):
         assert shown in page.text
+
+
+def test_a_run_of_an_earlier_version_is_shown_without_what_it_does_not_hold(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["length_bias"], summary["worst"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    page = Page(write_report(run).read_text())
+    assert "given up late" not in page.text
+    assert "0.83" in page.text
 
 
 def test_settings_that_agree_are_not_listed(run: Path) -> None:
