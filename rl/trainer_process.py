@@ -84,6 +84,11 @@ class TrainerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended, -9 where it had to be killed; None while it runs."""
+        return self._process.returncode
+
     async def load(self, model_path: Path, config: TrainerConfig, precision: Precision = "float32") -> None:
         """Raises ConfigError when `model_path` holds no model."""
         await self._call("load", model_path, config, precision)
