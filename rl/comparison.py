@@ -23,7 +23,7 @@ CURVES = {
     "rollout/generated_tok_s": ("Generated", "tokens/s"),
     "time/step": ("Time of a step", "seconds"),
     "buffer/depth": ("Groups that waited", "groups"),
-    "rollout/inflight": ("Episodes under way", "episodes"),
+    "rollout/inflight_max": ("Most episodes under way", "episodes"),
     "queue/length_bias": ("Length bias", "share"),
     "mismatch_kl": ("Sampler and trainer apart", "KL"),
     "loop/lag_p99_s": ("Event loop late, p99", "seconds"),

@@ -94,6 +94,8 @@ class ConcurrencyController:
                 return None
             # From what runs: a limit that is not reached would have to be cut often before it did anything.
             held = min(self.limit, max(seen.running, 1))
+            if held < self.limit:
+                reason += f", with {held} under way"
             return self._change(max(1, min(held - 1, int(held * factor))), reason, seen)
         if self._may_grow(seen):
             step = math.ceil(self.most / RAMP)

@@ -64,7 +64,7 @@ class Observer:
         row["time/wall"] = self._earlier + self._clock() - self._began
         row["perf/generator_idle_ratio"] = self.idle_ratio()
         row["rollout/episode_rate"] = row.get("rollout/episodes", 0.0) / max(row.get("time/step", 0.0), 1e-9)
-        row |= self._watched.pace.row()
+        row |= self._watched.pace.step_row()
         row |= self._watched.lag.row()
         self._watched.telemetry.record(row)
         self.log.write(row)

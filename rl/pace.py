@@ -23,6 +23,14 @@ from sandboxd.errors import SandboxdError
 
 INTERVAL_SECONDS, HEARTBEAT_SECONDS = 0.5, 1.0
 
+PEAKS = {
+    "inference/kv_cache_usage_perc": "inference/kv_cache_usage_max",
+    "inference/requests_waiting": "inference/requests_waiting_max",
+    "rollout/inflight": "rollout/inflight_max",
+    "sandbox/waiting": "sandbox/waiting_max",
+}
+"""Of these numbers a step's row has the highest value since the step before, too."""
+
 OWN_CODE = "VERIFIER"
 """The kind of an episode that the task's own code left without a verdict: no fault of the infrastructure."""
 
@@ -78,6 +86,7 @@ class Pacemaker:
         self._began = clock()
         self._controller = ConcurrencyController(paced.player.limit, lambda: clock() - self._began)
         self._pool: PoolStats | None = None
+        self._peaks = dict.fromkeys(PEAKS, 0.0)
 
     @asynccontextmanager
     async def running(self, client: Client, pool: str) -> AsyncIterator[None]:
@@ -104,8 +113,10 @@ class Pacemaker:
     def look(self, stats: PoolStats) -> None:
         """Sees the pool's newest numbers and everything else, and acts on them."""
         self._pool = stats
+        now = self.row() | self._now()
+        self._peaks = {name: max(peak, now[name]) for name, peak in self._peaks.items()}
         if self._tell is not None:
-            self._tell(self.row() | self._now())
+            self._tell(now)
         if not self._adapt:
             return
         change = self._controller.update(self._signals(stats))
@@ -133,10 +144,22 @@ class Pacemaker:
     def _now(self) -> Row:
         """What a step's row holds as it was at another moment."""
         paced = self._paced
-        return {"rollout/inflight": float(paced.player.running), "buffer/depth": float(paced.buffer.depth)}
+        return {
+            "rollout/inflight": float(paced.player.running),
+            "buffer/depth": float(paced.buffer.depth),
+            "sandbox/waiting": float(self._pool.waiting if self._pool else 0),
+        }
+
+    def step_row(self) -> Row:
+        """Its part of a step's row; when a step ends little may run, so it holds what was highest since the
+        last call of what is told in `PEAKS`."""
+        row, peaks = self.row(), self._peaks
+        now = row | self._now()
+        self._peaks = {name: now[name] for name in PEAKS}
+        return row | {PEAKS[name]: max(peak, now[name]) for name, peak in peaks.items()}
 
     def row(self) -> Row:
-        """Its part of a step's row."""
+        """What there is to be seen at this moment."""
         engine, pool = self._paced.generator.stats(), self._pool
         return {
             "concurrency/max_inflight": float(self._paced.player.limit),

@@ -96,6 +96,7 @@ def _health(summary: Mapping[str, Any]) -> dict[str, str]:
     if worst is not None:
         found["event loop late, p99"] = f"{1e3 * worst['loop_lag_p99_s']:.0f} ms"
         found["sampler and trainer apart (KL)"] = f"{worst['mismatch_kl']:.2g}"
+        found["cache held, at most"] = _percent(worst["kv_cache_usage"])
         found["preemptions"] = f"{worst['preemptions']:.0f}"
     return found
 
@@ -159,7 +160,11 @@ def _pictures(rows: list[dict[str, float]]) -> Iterable[str]:
         ),
         ("Throughput", "Tokens a second.", _throughput(rows)),
         ("Rates of the stages", "Episodes that ended and sandboxes that started, each second.", _rates(rows)),
-        ("Engine", "Share of the cache for keys and values that requests hold.", _engine(rows)),
+        (
+            "Engine",
+            "Share of the cache for keys and values that requests held, the most in each step.",
+            _engine(rows),
+        ),
         (
             "Sampler and trainer",
             "How far the trainer's probabilities of the sampled tokens are from the sampler's.",
@@ -209,6 +214,7 @@ def _queue(rows: list[dict[str, float]]) -> Chart:
     names = {
         "buffer/depth": "groups ready",
         "rollout/inflight": "episodes under way",
+        "rollout/inflight_max": "most under way in the step",
         "concurrency/max_inflight": "episodes allowed",
     }
     return Chart("Queue depth", "count", _lines(rows, names))
@@ -236,7 +242,7 @@ def _rates(rows: list[dict[str, float]]) -> Chart:
 
 
 def _engine(rows: list[dict[str, float]]) -> Chart:
-    return Chart("Cache use", "share", _lines(rows, {"inference/kv_cache_usage_perc": "held"}), top=1.02)
+    return Chart("Cache use", "share", _lines(rows, {"inference/kv_cache_usage_max": "held"}), top=1.02)
 
 
 def _mismatch(rows: list[dict[str, float]]) -> Chart:

@@ -23,6 +23,7 @@ WORST = (
     ("loop_lag_p99_s", "loop/lag_p99_s"),
     ("loop_lag_max_s", "loop/lag_max_s"),
     ("mismatch_kl", "mismatch_kl"),
+    ("kv_cache_usage", "inference/kv_cache_usage_max"),
     ("preemptions", "inference/num_preemptions"),
     ("sandbox_wait_s", "sandbox/acquire_max_s"),
 )

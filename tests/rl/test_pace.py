@@ -7,6 +7,8 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+from rl.generator import GeneratorStats
+from rl.generators.fake import ByteTokenizer, FakeGenerator, sums_reply
 from rl.metrics import Row
 from rl.pace import CountedRollout, Paced, Pacemaker
 from rl.plan import Plan
@@ -115,3 +117,31 @@ def test_the_pool_is_watched_and_one_that_is_not_there_is_told_of(tmp_path: Path
     asyncio.run(body())
     assert len(said) == 1
     assert said[0].startswith("episodes at once: 64 from now on, for the pool cannot be watched: ")
+
+
+def test_a_steps_row_has_the_most_that_was_seen_since_the_step_before(tmp_path: Path) -> None:
+    """When a step ends, what ran in it has ended, too."""
+    rig = Rig(tmp_path)
+    engine = Busy()
+    pace = Pacemaker(replace(paced(rig), generator=engine), lambda line: None, adapt=False)
+    engine.numbers = GeneratorStats(kv_cache_usage=0.9, queued=7)
+    pace.look(replace(POOL, waiting=3))
+    engine.numbers = GeneratorStats()
+    pace.look(POOL)
+    names = ("inference/kv_cache_usage_max", "inference/requests_waiting_max", "sandbox/waiting_max")
+    first, second = pace.step_row(), pace.step_row()
+    assert [first[name] for name in names] == [0.9, 7.0, 3.0]
+    assert [second[name] for name in names] == [0.0] * 3
+    assert first["inference/kv_cache_usage_perc"] == 0.0
+    assert "buffer/depth" not in first, "the loop's own, of another moment"
+
+
+class Busy(FakeGenerator):
+    """Says of itself what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(ByteTokenizer(), sums_reply(lambda version: 0.5))
+        self.numbers = GeneratorStats()
+
+    def stats(self) -> GeneratorStats:
+        return self.numbers

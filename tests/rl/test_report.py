@@ -68,6 +68,7 @@ def run(tmp_path: Path) -> Path:
             "loop_lag_max_s": 0.4,
             "mismatch_kl": 0.00071,
             "preemptions": 41.0,
+            "kv_cache_usage": 0.93,
             "sandbox_wait_s": 1.5,
         },
         "ledger": {
