@@ -41,6 +41,9 @@ pre {{ overflow-x: auto; border: 1px solid var(--line); padding: .8rem; }}
 </html>
 """
 
+ENDINGS = {"groups/": "Groups", "stop/": "Episodes", "error/": "Episodes lost to infrastructure"}
+"""Counts in the rows of steps, by what their names begin with."""
+
 
 def write_report(run: Path) -> Path:
     """Reads `summary.json`, `metrics.jsonl` and `config.toml` of a run and writes `report.html` beside them.
@@ -57,6 +60,7 @@ def write_report(run: Path) -> Path:
             _held_out(summary),
             *_pictures(rows),
             _changes(summary),
+            _endings(rows),
             _books(summary),
             _config(config),
         ]
@@ -282,6 +286,20 @@ def _changes(summary: Mapping[str, Any]) -> str:
         "<h2>Episodes at once</h2><p class='soft'>What the limit was changed for, since the last start.</p>"
     )
     return f"{head}<div class='wide'><table>{''.join(rows)}</table></div>"
+
+
+def _endings(rows: list[dict[str, float]]) -> str:
+    """How groups and episodes ended, and what infrastructure did to them; nothing where none has."""
+    tables = []
+    for prefix, title in ENDINGS.items():
+        names = sorted({key for row in rows for key in row if key.startswith(prefix)})
+        cells = "".join(
+            f"<tr><td>{html.escape(name.removeprefix(prefix).replace('_', ' '))}</td>"
+            f"<td>{sum(row.get(name, 0.0) for row in rows):,.0f}</td></tr>"
+            for name in names
+        )
+        tables.append(f"<h3>{title}</h3><div class='wide'><table>{cells}</table></div>" if cells else "")
+    return f"<h2>How they ended</h2>{''.join(tables)}" if any(tables) else ""
 
 
 def _books(summary: Mapping[str, Any]) -> str:

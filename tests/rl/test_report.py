@@ -43,6 +43,9 @@ def run(tmp_path: Path) -> Path:
             "queue/length_bias": -0.1,
             "loop/lag_p99_s": 0.004,
             "mismatch_kl": 0.0005,
+            "groups/zero_advantage": 3.0,
+            "stop/max_turns": 1000.0,
+            "error/SANDBOX_LOST": 2.0,
         }
         for step in range(1, 6)
     ]
@@ -128,6 +131,9 @@ def test_the_page_stands_alone_and_shows_the_numbers(run: Path) -> None:
         "41",
         "Given up late",
         "Event loop",
+        "zero advantage15",
+        "max turns5,000",
+        "SANDBOX LOST10",
         "unscored:SANDBOX_LOST",
         "Solve rate while training",
     ):
