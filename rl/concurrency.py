@@ -32,6 +32,9 @@ SETTLE_SECONDS = 5.0
 RAMP = 16
 """From nothing to the most in so many raises, each of which takes as long as all episodes do once."""
 
+RISE_SHARE = 0.25
+"""But by no larger part of the limit at once: of 120 the sixteenth part doubles a limit of 8."""
+
 
 @dataclass(frozen=True, slots=True)
 class Signals:
@@ -98,7 +101,7 @@ class ConcurrencyController:
                 reason += f", with {held} under way"
             return self._change(max(1, min(held - 1, int(held * factor))), reason, seen)
         if self._may_grow(seen):
-            step = math.ceil(self.most / RAMP)
+            step = math.ceil(min(self.most / RAMP, RISE_SHARE * self.limit))
             return self._change(min(self.most, self.limit + step), "all of them ended well", seen)
         return None
 
@@ -110,7 +113,10 @@ class ConcurrencyController:
             count = seen.preemptions - last.preemptions
             return PREEMPTED, f"the engine preempted {count}, its cache {seen.kv_usage:.0%} full"
         if seen.kv_usage > KV_FULL:
-            return FULL, f"the engine's cache is {seen.kv_usage:.0%} full"
+            # They may have been while the last cut was to show.
+            before = seen.preemptions - self._since.preemptions
+            told = f", and {before} were preempted since the last change" if before else ""
+            return FULL, f"the engine's cache is {seen.kv_usage:.0%} full{told}"
         if lost >= LOST_LEAST and lost > LOST_SHARE * ended:
             return LOST, f"{lost} of the last {ended} were lost to infrastructure"
         if seen.waiting and seen.oldest_wait > max(LONG_WAIT_SECONDS, LONG_WAIT_STARTS * seen.start):

@@ -191,6 +191,40 @@ def test_a_cut_waits_for_the_one_before_to_show() -> None:
     assert controller.update(replace(full, running=51)) is None, "too soon"
 
 
+def test_a_low_limit_rises_by_a_part_of_itself() -> None:
+    """What was seen on a real engine with a small cache: a sixteenth of 120 doubled 8, and was cut again."""
+    clock = Clock()
+    controller = ConcurrencyController(120, clock)
+    seen = Signals(running=9, kv_usage=0.95, preemptions=3)
+    change = controller.update(replace(seen, preemptions=0))
+    assert change is not None
+    assert (change.after, change.reason) == (8, "the engine's cache is 95% full, with 9 under way")
+    clock.now += 60
+    change = controller.update(replace(seen, running=8))
+    assert change is not None
+    assert (change.after, change.reason) == (6, "the engine preempted 3, its cache 95% full")
+    clock.now += 60
+    controller.update(replace(seen, running=6))
+    limits = []
+    for scored in range(100, 600, 100):
+        clock.now += 60
+        controller.update(Signals(running=controller.limit, scored=scored, preemptions=3))
+        limits.append(controller.limit)
+    assert limits == [7, 9, 12, 15, 19]
+
+
+def test_preemptions_while_a_cut_was_to_show_are_told_with_the_next() -> None:
+    clock = Clock()
+    controller = ConcurrencyController(64, clock)
+    full = Signals(running=64, kv_usage=0.95)
+    controller.update(full)
+    controller.update(replace(full, preemptions=2))
+    clock.now += 60
+    change = controller.update(replace(full, running=57, preemptions=2))
+    assert change is not None
+    assert change.reason == "the engine's cache is 95% full, and 2 were preempted since the last change"
+
+
 def test_it_never_goes_below_one() -> None:
     clock = Clock()
     controller = ConcurrencyController(2, clock)
