@@ -5,6 +5,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+# So many entries of no use are left where they are, however few leases there are.
+SPARE_ENTRIES = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -18,8 +21,9 @@ class Lease:
 class LeaseTable:
     """Deadlines of the leased sandboxes, the next one first.
 
-    Renewals leave their old heap entry behind; it is skipped when it comes up, since the deadline in
-    `_expiry` no longer matches.
+    Renewals and releases leave their old heap entry behind; it is skipped when it comes up, since the
+    deadline in `_expiry` no longer matches. Behind one long lease they would gather for as long as it goes
+    on: when most entries are such, the heap is made anew.
     """
 
     def __init__(self) -> None:
@@ -29,10 +33,18 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._expiry)
 
+    @property
+    def entries(self) -> int:
+        """How many are kept, those of no use among them."""
+        return len(self._heap)
+
     def put(self, sandbox_id: str, expiry: float) -> None:
         """Grants or renews: the lease now ends at `expiry`."""
         self._expiry[sandbox_id] = expiry
         heapq.heappush(self._heap, (expiry, sandbox_id))
+        if len(self._heap) > 2 * len(self._expiry) + SPARE_ENTRIES:
+            self._heap = [(expiry, sandbox_id) for sandbox_id, expiry in self._expiry.items()]
+            heapq.heapify(self._heap)
 
     def drop(self, sandbox_id: str) -> None:
         """Forgets the lease; unknown names are no error."""

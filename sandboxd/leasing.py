@@ -9,7 +9,7 @@ from sandboxd.alarm import until
 from sandboxd.backends.base import Connection
 from sandboxd.clock import Clock
 from sandboxd.endings import Endings
-from sandboxd.errors import LeaseExpired, SandboxdError, SandboxLost, SandboxNotFound
+from sandboxd.errors import LeaseExpired, SandboxLost
 from sandboxd.fleet import Fleet
 from sandboxd.given import Requests
 from sandboxd.journal import Ending, Entry, Journal, Past
@@ -37,7 +37,7 @@ class Leasing:
         ledger = self._fleet.ledger
         ledger.totals = past.totals
         for ending in past.endings:
-            self.endings.restore(ending)
+            self.endings.remember(ending)
         for entry in past.entries:
             if entry.request_id and entry.expiry is not None:
                 self.requests.restore(entry.request_id, entry.gang, entry.id)
@@ -79,13 +79,21 @@ class Leasing:
         self._fleet.keep(sandbox)
         self._journal.commit(self._fleet.ledger.totals)
 
-    def ended(self, sandbox: Sandbox, ending: SandboxdError) -> None:
-        """The sandbox is its holder's no more, who hears `ending` when he asks for it."""
+    def ended(self, sandbox: Sandbox, why: LeaseExpired | SandboxLost) -> None:
+        """The sandbox is its holder's no more, who hears `why` when he asks for it."""
+        self._drop(sandbox)
+        ending = Ending(sandbox.id, why.reason, why.message, why.metadata)
+        self.endings.remember(ending)
+        self._journal.ended(ending)
+
+    def released(self, sandbox: Sandbox) -> None:
+        """Its holder has given it back, and hears SANDBOX_NOT_FOUND from now on."""
+        self._drop(sandbox)
+        self.endings.released(sandbox.id)
+
+    def _drop(self, sandbox: Sandbox) -> None:
         self._table.drop(sandbox.id)
         self.requests.forget_ended(self._is_leased, sandbox.request_id)
-        self.endings.remember(sandbox.id, ending)
-        if ending.reason != SandboxNotFound.reason:
-            self._journal.ended(Ending(sandbox.id, ending.reason, ending.message, ending.metadata))
 
     async def expire(self) -> None:
         """Ends leases that run out, for ever: sleeps until the next does, or one that ends sooner begins."""

@@ -219,7 +219,7 @@ class Pool:
         sandbox = self._fleet.sandboxes.get(sandbox_id)
         if sandbox is None or sandbox.state is not SandboxState.ACTIVE:
             return
-        self._leasing.ended(sandbox, SandboxNotFound(f"sandbox {sandbox_id!r} was released"))
+        self._leasing.released(sandbox)
         self._fleet.let_go(sandbox)
 
     def release_request(self, request_id: str) -> None:

@@ -31,3 +31,15 @@ def test_a_dropped_lease_never_expires() -> None:
     table.drop("a")
     assert table.next_expiry() is None
     assert table.expire(9.0) == []
+
+
+def test_what_was_released_or_renewed_behind_a_long_lease_takes_no_memory() -> None:
+    table = LeaseTable()
+    table.put("held", 1.0)
+    for number in range(20_000):
+        table.put(f"short {number}", 2.0 + number)
+        table.drop(f"short {number}")
+        table.put("renewed", 3.0 + number)
+    assert table.entries < 1_000
+    assert table.expire(2.0) == ["held"]
+    assert table.expire(1e9) == ["renewed"]
