@@ -35,7 +35,7 @@ class Endings:
             self._released.popitem(last=False)
 
     def of(self, sandbox_id: str) -> SandboxdError | None:
-        """What is remembered, to be raised: a new exception, for it carries the traceback of who raises it."""
+        """What is remembered, to be raised: a new exception, which carries the traceback of who raises it."""
         ending = self._by_id.get(sandbox_id)
         if ending is not None:
             return CLASSES[ending.reason](ending.message, metadata=ending.metadata)

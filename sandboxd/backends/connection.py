@@ -53,10 +53,20 @@ class GuestConnection:
         self._keeps = False
         self._lost = asyncio.get_running_loop().create_future() if lost is None else lost
         self._lost.add_done_callback(lambda _: self._drop_spare())
-        self.files = GuestFiles(self.channel, self.absolute)
-        self.commands = GuestCommands(self.channel, self.cause)
 
     # -- commands
+
+    @property
+    def commands(self) -> GuestCommands:
+        """See `base.Connection.commands`. Made when asked for: one that was kept would hold this connection,
+        which held it, until the next full garbage collection, minutes and thousands of sandboxes later.
+        """
+        return GuestCommands(self.channel, self.cause)
+
+    @property
+    def files(self) -> GuestFiles:
+        """See `base.Connection.files`. As `commands`."""
+        return GuestFiles(self.channel, self.absolute)
 
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[GuestExecution]:

@@ -57,8 +57,12 @@ class ExecConnection:
         self._sandbox_id = sandbox_id
         self._template = template
         self.memory_limit = template.limits.memory_bytes
-        self.files = ExecFiles(self.start)
         self.commands = NoCommands()
+
+    @property
+    def files(self) -> ExecFiles:
+        """As `GuestConnection.files`."""
+        return ExecFiles(self.start)
 
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[_Run]:

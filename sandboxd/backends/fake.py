@@ -202,8 +202,13 @@ class FakeConnection:
         self._processes: set[HostProcess] = set()
         self.answers = asyncio.Event()
         self.answers.set()
-        self.files = HostFiles(self._place)
+        self._check = _alive(self._lost)
         self.commands = FakeCommands(self._check)
+
+    @property
+    def files(self) -> HostFiles:
+        """As `GuestConnection.files`."""
+        return HostFiles(self._place)
 
     def die(self, why: str) -> None:
         """Ends the sandbox under whoever uses it."""
@@ -273,10 +278,6 @@ class FakeConnection:
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    def _check(self) -> None:
-        if self._lost.done():
-            raise SandboxLost(f"the sandbox died: {self._lost.result()}")
-
     def _directory(self, cwd: bytes | None) -> Path:
         directory = self._path(cwd or self._template.cwd)
         if cwd is None:
@@ -291,6 +292,16 @@ class FakeConnection:
         """Paths below the template's working directory and relative ones live in the temporary directory."""
         absolute = Path(os.fsdecode(self._template.cwd)) / os.fsdecode(path)
         return self._home / absolute.relative_to("/")
+
+
+def _alive(lost: asyncio.Future[str]) -> Callable[[], None]:
+    """Raises SandboxLost once it is. No method of the connection: whatever it is given to would hold that."""
+
+    def check() -> None:
+        if lost.done():
+            raise SandboxLost(f"the sandbox died: {lost.result()}")
+
+    return check
 
 
 class _Checked:
