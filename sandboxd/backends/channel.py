@@ -21,8 +21,9 @@ START, START_BYTES = wire.HEADER.pack(wire.STARTED, 4), wire.HEADER.size + 4
 SOCKET_PATH_BYTES = 107
 
 
-async def dial(path: Path) -> socket.socket:
+async def dial(path: Path | str) -> socket.socket:
     """A connected, non-blocking unix socket. Raises OSError."""
+    path = os.fspath(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         while True:
@@ -37,13 +38,14 @@ async def dial(path: Path) -> socket.socket:
         raise
 
 
-def _connect(sock: socket.socket, path: Path) -> None:
+def _connect(sock: socket.socket, path: str) -> None:
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
-        sock.connect(os.fspath(path))
+        sock.connect(path)
         return
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    parent, _, name = path.rpartition("/")
+    directory = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+        sock.connect(f"/proc/self/fd/{directory}/{name}")
     finally:
         os.close(directory)
 

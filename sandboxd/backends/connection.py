@@ -40,7 +40,7 @@ class GuestConnection:
     def __init__(
         self,
         sandbox_id: str,
-        socket_path: Path,
+        socket_path: Path | str,
         template: Template,
         *,
         lost: asyncio.Future[str] | None = None,
@@ -52,7 +52,7 @@ class GuestConnection:
         self._spare: Channel | None = None
         self._keeps = False
         self._lost = asyncio.get_running_loop().create_future() if lost is None else lost
-        self._lost.add_done_callback(lambda _: self._drop_spare())
+        self._lost.add_done_callback(self._drop_spare)
 
     # -- commands
 
@@ -147,6 +147,7 @@ class GuestConnection:
     async def close(self) -> None:
         """See `base.Connection.close`."""
         self._keeps = False
+        self._lost.remove_done_callback(self._drop_spare)
         self._drop_spare()
 
     def _keep(self, channel: Channel) -> None:
@@ -154,7 +155,7 @@ class GuestConnection:
         if self._keeps and self._spare is None and not self._lost.done() and channel.may_be_kept():
             self._spare = channel
 
-    def _drop_spare(self) -> None:
+    def _drop_spare(self, _: object = None) -> None:
         spare, self._spare = self._spare, None
         if spare is not None:
             spare.close()

@@ -1,7 +1,8 @@
 """Acquire, run one command, release, a hundred thousand times: what grows meanwhile.
 
 Every so many cycles all callers stop, the pool comes to rest, and the processes are looked at: at rest they
-hold the same each time. What grows is the slope of a line through these looks, the first tenth left out.
+hold the same each time. What grows is the slope of a line through these looks, the first tenth left out; of
+memory the first half, for by then what is bounded is full, while a leak goes on to the end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from sandboxd.errors import BackendUnavailable
 
 LOOKS = 100
 REST_SECONDS, REST_PAUSE_SECONDS = 60.0, 0.01
-WARM_UP_PART = 10
 PER = 1000
 # Fewer cycles say nothing of a trend in latency.
 LATENCY_CYCLES = 10_000
@@ -44,13 +44,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much may be added in 1,000 cycles; what is less than `noise` in the whole run is no growth."""
+    """How much may be added in 1,000 cycles; what is less than `noise` in the whole run is no growth. Looks in
+    the part `after` of the cycles do not count.
+    """
 
     per_1000: float
     noise: float
+    after: float = 0.1
 
 
-MEMORY, COUNT = Bound(64 << 10, 4 << 20), Bound(0.05, 4)
+MEMORY, COUNT = Bound(64 << 10, 2 << 20, after=0.5), Bound(0.05, 4)
 BOUNDS = {
     "daemon_rss_bytes": MEMORY,
     "daemon_fds": COUNT,
@@ -137,15 +140,12 @@ def _look(daemon: int, launcher: int | None) -> dict[str, float]:
 
 def growth_of(looks: list[dict[str, float]], options: Options) -> dict[str, Any]:
     """Of each measure: the slope, its bound, and what the line adds over all the cycles that count."""
-    counted = [look for look in looks if look["cycles"] > options.cycles // WARM_UP_PART]
-    if len(counted) < 2:
-        return {}
-    cycles = [look["cycles"] for look in counted]
     growth = {}
     for name, bound in (BOUNDS | LATENCY_BOUNDS).items():
-        values = [look[name] for look in counted if name in look]
-        if not values:
+        counted = [look for look in looks if name in look and look["cycles"] > options.cycles * bound.after]
+        if len(counted) < 2:
             continue
+        cycles, values = [look["cycles"] for look in counted], [look[name] for look in counted]
         scale = statistics.mean(values) if name in LATENCY_BOUNDS else 1.0
         slope = statistics.linear_regression(cycles, values).slope
         added = slope * (cycles[-1] - cycles[0])

@@ -46,11 +46,37 @@ def test_a_leak_is_found_and_no_other_is_blamed(name: str, slope: float) -> None
     assert growing(OPTIONS, looks(OPTIONS, **{name: slope})) == {name}
 
 
-def test_what_fills_in_the_first_tenth_is_no_growth() -> None:
+@pytest.mark.parametrize("cycles", [50_000, 100_000])
+def test_a_hundred_bytes_a_cycle_are_a_leak_however_much_comes_and_goes(cycles: int) -> None:
+    options = Options(cycles=cycles)
+    steady, leaking = looks(options), looks(options, daemon_rss_bytes=100_000)
+    for number, pair in enumerate(zip(steady, leaking, strict=True)):
+        for look in pair:
+            look["daemon_rss_bytes"] += 300_000 * (number * 7 % 11) / 11
+    assert growing(options, steady) == set()
+    assert growing(options, leaking) == {"daemon_rss_bytes"}
+
+
+@pytest.mark.parametrize("full_at", [10_000, 30_000, 50_000])
+def test_what_is_full_after_half_of_it_is_no_growth(full_at: int) -> None:
     seen = looks(OPTIONS)
     for look in seen:
-        look["daemon_rss_bytes"] -= max(0, 10_000 - look["cycles"]) * 1000
+        look["daemon_rss_bytes"] -= max(0, full_at - look["cycles"]) * 1000
     assert growing(OPTIONS, seen) == set()
+
+
+def test_a_table_that_is_made_larger_once_is_no_growth() -> None:
+    seen = looks(OPTIONS)
+    for look in seen:
+        look["daemon_rss_bytes"] += MEGABYTE if look["cycles"] > 75_000 else 0
+    assert growing(OPTIONS, seen) == set()
+
+
+def test_what_still_fills_at_the_end_is_growth() -> None:
+    seen = looks(OPTIONS)
+    for look in seen:
+        look["daemon_rss_bytes"] -= max(0, 95_000 - look["cycles"]) * 100
+    assert growing(OPTIONS, seen) == {"daemon_rss_bytes"}
 
 
 def test_a_short_run_says_nothing_of_latency_nor_of_little() -> None:
