@@ -147,13 +147,14 @@ class NamespaceBackend:
         await connection.ping()
         return connection
 
-    def _directory(self, sandbox_id: str) -> str:
+    def _socket(self, sandbox_id: str) -> str:
         # No Path: each of its parts is entered into Python's table of strings, which grows by a megabyte for
         # 20,000 names.
-        return f"{self._state}/sandboxes/{sandbox_id}"
+        return f"{self._state}/sandboxes/{sandbox_id}/guest.sock"
 
-    def _socket(self, sandbox_id: str) -> str:
-        return f"{self._directory(sandbox_id)}/guest.sock"
+    def _directory(self, sandbox_id: str) -> str | None:
+        directory = Path(self._socket(sandbox_id)).parent.resolve()
+        return str(directory) if directory.exists() else None
 
     def _check_room(self) -> None:
         """Raises StartFailed; retryable, for others may end and give room back."""
@@ -238,8 +239,7 @@ class NamespaceBackend:
     async def describe(self, sandbox_id: str) -> dict[str, str]:
         """See `base.Backend.describe`; one whose first process has ended has no `pid`, but its files."""
         pid = (await self._pids()).get(sandbox_id)
-        directory = Path(self._directory(sandbox_id)).resolve()
-        place = {"pid": pid and str(pid), "directory": str(directory) if directory.exists() else None}
+        place = {"pid": pid and str(pid), "directory": self._directory(sandbox_id)}
         return {key: value for key, value in place.items() if value}
 
     async def list_ids(self) -> list[str]:

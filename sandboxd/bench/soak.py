@@ -44,8 +44,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much may be added in 1,000 cycles; what is less than `noise` in the whole run is no growth. Looks in
-    the part `after` of the cycles do not count.
+    """How much may be added in 1,000 cycles; what is less than `noise` in the whole run is no growth. Looks
+    count after the part `after` of the cycles.
     """
 
     per_1000: float

@@ -1,5 +1,5 @@
-"""A command whose process comes late: here its first step is held by a filter, as by a host without a processor
-to give.
+"""A command whose process comes late: here a filter holds its first step, as a host that has no processor to
+give would.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def gone_perhaps() -> Iterator[None]:
 
 @contextmanager
 def held(directory: Path) -> Iterator[tuple[Path, Holder]]:
-    """A guest's socket, and who holds the first command in it; skips where the kernel does not tell of calls."""
+    """A guest, and who holds its first command; skips where the kernel does not tell of system calls."""
     with listen(directory / "told") as told:
         told.settimeout(20)
         words = (SECCOMP, EXECVE, WAITID, directory / "told")
