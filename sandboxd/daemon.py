@@ -37,6 +37,7 @@ from sandboxd.journal_file import JournalFile
 from sandboxd.lifetime import Tasks
 from sandboxd.pool_service import PoolService
 from sandboxd.pools import Pools
+from sandboxd.priority import come_first
 from sandboxd.service import SandboxService
 from sandboxd.telemetry.settings import Wanted
 from sandboxd.types import Reloaded
@@ -354,6 +355,7 @@ async def serve(
     """
     raise_limits()
     keep_freed()
+    come_first()
     stop, on_terminal = asyncio.Event(), _has_terminal()
     loop = asyncio.get_running_loop()
 
