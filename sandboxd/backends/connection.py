@@ -147,8 +147,10 @@ class GuestConnection:
     async def close(self) -> None:
         """See `base.Connection.close`."""
         self._keeps = False
-        self._lost.remove_done_callback(self._drop_spare)
         self._drop_spare()
+        if not self._watched_elsewhere:
+            # Nobody resolves it any more, and it would hold this connection, which holds it.
+            self._lost.remove_done_callback(self._drop_spare)
 
     def _keep(self, channel: Channel) -> None:
         """For the next operation, where none is kept already."""
