@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from rl import eval_command, packing_bench, processes
+from rl import eval_command, measuring, packing_bench, processes
+from rl import versus as versus_command
 from rl.bench import command as bench_command
 from rl.command_line import Parser, add_examples, add_json, prints_json
 from rl.comparison import write_comparison
@@ -71,6 +72,8 @@ def parser() -> argparse.ArgumentParser:
     eval_command.add_parser(commands)
     bench_command.add_parser(commands)
     add_study_parser(commands)
+    versus_command.add_parser(commands)
+    measuring.add_parser(commands)
     packing_bench.add_parser(commands)
     report = commands.add_parser("report", help="write a run's report.html again, or compare several runs")
     report.add_argument("run", type=Path, nargs="+", help="directory of a run; several are put side by side")
@@ -113,10 +116,14 @@ def train(arguments: argparse.Namespace, began: float) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
+    """What a model solves: `eval`, `measure`."""
     # A copy of the descriptor: while a local engine starts, descriptor 1 is its log's.
     with os.fdopen(os.dup(1), "w") as output, os.fdopen(os.dup(2), "w") as errors:
         progress = Progress(1, console=Console(file=errors, highlight=False))
         try:
+            if arguments.command == "measure":
+                asyncio.run(interruptible(measuring.measure_kept(arguments, progress), progress))
+                return OK
             table = asyncio.run(interruptible(eval_command.evaluate(arguments, progress), progress))
         except asyncio.CancelledError:
             return INTERRUPTED
@@ -128,7 +135,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """What prints figures and needs no care at Ctrl-C: `bench`, `study`, `packing`."""
+    """What prints figures and needs no care at Ctrl-C: `bench`, `study`, `versus`, `packing`."""
     aside = prints_json(arguments)
     shown = sys.stderr if aside else sys.stdout
     console = Console(highlight=False, stderr=aside, width=None if shown.isatty() else FILE_COLUMNS)
@@ -140,6 +147,8 @@ def measure(arguments: argparse.Namespace) -> int:
             console.print(f"figures: {figures}", markup=False, soft_wrap=True)
             if aside:
                 sys.stdout.write(figures.read_text())
+        elif arguments.command == "versus":
+            versus_command.versus(arguments, console)
         else:
             packing_bench.packing(arguments, console)
     except KeyboardInterrupt:
@@ -183,9 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             page = write_report(runs[0]) if len(runs) == 1 else write_comparison(runs)
             print(json.dumps({"report": str(page)}) if arguments.json else page)
             return OK
-        if arguments.command in ("bench", "study", "packing"):
+        if arguments.command in ("bench", "study", "versus", "packing"):
             return measure(arguments)
-        return evaluate(arguments) if arguments.command == "eval" else train(arguments, began)
+        if arguments.command in ("eval", "measure"):
+            return evaluate(arguments)
+        return train(arguments, began)
     except USER_ERRORS as error:
         print(f"rl: {_line(error)}", file=sys.stderr)
         return USAGE

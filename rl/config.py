@@ -207,6 +207,8 @@ class HeldOutConfig(_Section):
     """Problems of each family and level in the fixed mix."""
     every_steps: Annotated[int, Field(ge=0)] = 0
     """Also measure after so many steps; never when 0."""
+    weights_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Keep the weights after so many steps, to be measured when the run is over; never when 0."""
 
 
 class Config(_Section):

@@ -23,6 +23,7 @@ from rl.fakes import FakeTrainer
 from rl.generator import Generator
 from rl.generators.fake import ByteTokenizer
 from rl.generators.opening import open_generator
+from rl.kept_weights import WeightsKeeper
 from rl.ledger import Ledger, MeteredGenerator
 from rl.loop import Loop
 from rl.metrics import Row
@@ -230,7 +231,7 @@ class Session:
         await self._go_on(publisher, player, held_out)
         logs = await asyncio.to_thread(StepLogs.open, config.directory, state, self._progress.say)
         log, earlier = logs.metrics, logs.seconds
-        saver = self._saver = self._make_saver(engines.trainer, logs)
+        saver = self._saver = self._make_saver(engines, logs)
         policy = build_policy(config.queue.rules, config.staleness_bound, config.groups_per_batch)
         buffer = GroupBuffer(policy)
         pace = self._pacemaker(player, engines.generator, buffer)
@@ -306,18 +307,20 @@ class Session:
         """Why what was trained last is not saved; None when it is."""
         return self._saver.failure if self._saver else None
 
-    def _make_saver(self, trainer: Trainer, logs: StepLogs) -> Saver:
+    def _make_saver(self, engines: Engines, logs: StepLogs) -> Saver:
         config, state = self._config, self._start.state
 
         def finish(found: LoopState) -> LoopState:
             return replace(found, before=self._before, wall_seconds=self._wall_seconds())
 
-        directory = config.directory.resolve() / "checkpoints"
+        run, trainer = config.directory.resolve(), engines.trainer
+        every = config.heldout.weights_every_steps
         return Saver(
-            Saved(directory, trainer, logs, finish, self._progress.say),
+            Saved(run / "checkpoints", trainer, logs, finish, self._progress.say),
             every_steps=config.checkpoint_every_steps,
             newest=config.checkpoints_kept,
             last=state.step if state else -1,
+            keeper=WeightsKeeper(run, trainer, engines.model_path, every) if every else None,
         )
 
     def _wall_seconds(self) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rl.checkpoint import Keeping, LoopState, write_checkpoint
 from rl.errors import CheckpointFailed, TrainerDead
+from rl.kept_weights import WeightsKeeper
 from rl.loop import Loop
 from rl.metrics import Row
 from rl.step_log import StepLogs
@@ -36,13 +37,22 @@ class Saver:
     """Writes a run's checkpoints. One that cannot be written ends nothing: it is told of, and `failure` says
     why the newest is missing."""
 
-    def __init__(self, saved: Saved, *, every_steps: int, newest: int, last: int = -1) -> None:
-        """`last` is the step that is saved already."""
+    def __init__(
+        self,
+        saved: Saved,
+        *,
+        every_steps: int,
+        newest: int,
+        last: int = -1,
+        keeper: WeightsKeeper | None = None,
+    ) -> None:
+        """`last` is the step that is saved already; `keeper` keeps the weights alone."""
         self.failure: CheckpointFailed | None = None
         self._saved = saved
         self._every = every_steps
         self._newest = newest
         self._last = last
+        self._keeper = keeper
         self._score: float | None = None
         self._saving: asyncio.Future[None] | None = None
 
@@ -52,6 +62,8 @@ class Saver:
         if self._is_best() or (self._every and loop.step % self._every == 0):
             await self.save(loop)
         self._score = None
+        if self._keeper is not None:
+            await self._keeper.after_step(loop.step)
 
     def _is_best(self) -> bool:
         if self._score is None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +15,16 @@ from rich.table import Table
 from rl.command_line import add_json
 from rl.config import Config, load
 from rl.equal_tokens import Curve, Difference, compare, read_curve
-from rl.errors import ConfigError, RlError
+from rl.errors import ConfigError
+from rl.planned import Arm, Planned, Train, in_process, make, plan
 
-ARMS = {"filter": (), "uniform": ("--no-filter",)}
-"""The arms, and what each adds to the command line of `train`. The first is measured against the second."""
+FILTER_TIME = 0.65
+"""Of the time that the arm without the filter gets. With it far fewer groups are silent, so twice as many
+tokens are trained in the same time, and what it trains beyond the other arm's tokens is not compared."""
 
-
-class StudyFailed(RlError):
-    """A run of a study did not end well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One run of a study, and the arguments of `python -m rl` that make it."""
-
-    directory: Path
-    arguments: tuple[str, ...]
-
-    @property
-    def done(self) -> bool:
-        return (self.directory / "summary.json").is_file()
-
-
-Train = Callable[[Planned], int]
-"""Makes one run, and returns its exit code."""
-
-
-def train_in_process(planned: Planned) -> int:
-    """A process for each run: an engine's memory goes with its process. It reports on standard error."""
-    command = [sys.executable, "-m", "rl", *planned.arguments]
-    return subprocess.run(command, stdout=sys.stderr, check=False).returncode
+SHORTER = "filter"
+ARMS = {SHORTER: Arm(), "uniform": Arm(("--no-filter",), {"filter": False})}
+"""The arms. The first is measured against the second."""
 
 
 def add_parser(commands: Any) -> None:
@@ -56,27 +34,27 @@ def add_parser(commands: Any) -> None:
         help="train with and without the curriculum, and compare at equal trained tokens",
         description="Trains with the curriculum and with equal shares of all tasks, once for each seed, into "
         "RUNS_DIR/NAME of the settings, and compares held-out solve rates at equal trained tokens. Runs that "
-        "are there and finished are not made again.",
+        "are there and finished are not made again, so it can be stopped and goes on with the same command.",
     )
     parser.add_argument("config", type=Path, help="TOML file of settings; heldout.every_steps must be set")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
     add_json(parser, "study.json")
 
 
-def study(arguments: argparse.Namespace, console: Console, train: Train = train_in_process) -> Path:
+def study(arguments: argparse.Namespace, console: Console, train: Train = in_process) -> Path:
     """Makes the runs that are missing, prints the comparison and writes it to `study.json`, which it returns.
 
-    Raises ConfigError, and StudyFailed when a run does not end well.
+    Raises ConfigError, and RunFailed when a run does not end well.
     """
     config = load(arguments.config, {})
     if not config.heldout.every_steps:
         raise ConfigError(f"{arguments.config}: heldout.every_steps = 0: set it, for a study compares curves")
     seeds = list(dict.fromkeys(arguments.seeds))
-    runs = plan(config, arguments.config, seeds)
+    runs = plan_all(arguments.config, config, seeds)
     # Seed by seed, so that what there is after a while can be compared.
     for seed in seeds:
         for arm in ARMS:
-            _make(runs[arm, seed], train, console)
+            make(runs[arm, seed], train, console)
     curves = {arm: [read_curve(runs[arm, seed].directory) for seed in seeds] for arm in ARMS}
     tokens, differences = compare(*curves.values())
     for table in (_differences(tokens, seeds, differences), _spent(curves)):
@@ -92,31 +70,22 @@ def study(arguments: argparse.Namespace, console: Console, train: Train = train_
     return target
 
 
-def plan(config: Config, file: Path, seeds: Sequence[int]) -> dict[tuple[str, int], Planned]:
-    """Arm and seed → run."""
+def plan_all(file: Path, config: Config, seeds: Sequence[int]) -> dict[tuple[str, int], Planned]:
+    """Arm and seed → run. Raises ConfigError."""
+    limit = config.time_limit_seconds
+    times = dict.fromkeys(ARMS, limit) | {SHORTER: None if limit is None else FILTER_TIME * limit}
     return {
-        (arm, seed): Planned(
-            config.directory / f"{arm}-{seed}",
-            (
-                *("train", str(file), "--runs-dir", str(config.directory)),
-                *("--name", f"{arm}-{seed}", "--seed", str(seed), *extra),
-            ),
-        )
-        for arm, extra in ARMS.items()
+        (name, seed): plan(file, f"{name}-{seed}", _within(arm, times[name]), {"seed": seed})
+        for name, arm in ARMS.items()
         for seed in seeds
     }
 
 
-def _make(planned: Planned, train: Train, console: Console) -> None:
-    if planned.done:
-        console.print(f"{planned.directory} is there", markup=False)
-        return
-    console.print(f"training {planned.directory}", markup=False)
-    code = train(planned)
-    if code != 0:
-        raise StudyFailed(
-            f"{planned.directory} ended with exit code {code}; the same command goes on with what is missing"
-        )
+def _within(arm: Arm, seconds: float | None) -> Arm:
+    if seconds is None:
+        return arm
+    limit = {"time_limit_seconds": seconds}
+    return Arm((*arm.flags, "--time-limit", str(seconds)), {**arm.settings, **limit})
 
 
 def _differences(tokens: float, seeds: Sequence[int], differences: Sequence[Difference]) -> Table:

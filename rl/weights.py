@@ -135,19 +135,21 @@ class Publisher:
         """The files that a loader wants beside the weights are links to the base model's."""
         target = self._directory / f"version-{version}"
         partial = target.with_suffix(".partial")
-        await asyncio.to_thread(self._link_model_files, partial)
+        await asyncio.to_thread(link_model_files, self._model_path, partial)
         await self._trainer.write_weights(partial / WEIGHTS_FILE)
         await asyncio.to_thread(partial.rename, target)
         return target
-
-    def _link_model_files(self, target: Path) -> None:
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
-        for file in self._model_path.iterdir():
-            if file.is_file() and "safetensors" not in file.name:
-                (target / file.name).symlink_to(file.resolve())
 
     def _remove_all_but(self, kept: Path) -> None:
         for directory in self._directory.iterdir():
             if directory != kept:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def link_model_files(model_path: Path, target: Path) -> None:
+    """Makes `target` anew, with links to all files of a model directory but its weights."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for file in model_path.iterdir():
+        if file.is_file() and "safetensors" not in file.name:
+            (target / file.name).symlink_to(file.resolve())

@@ -14,6 +14,7 @@ from rl.tasks.heldout import BENCHMARK, HeldOut, build_held_out
 from rl.tasks.human_eval import HumanEval
 from rl.tasks.letters import Letters
 from rl.tasks.lists import Lists
+from rl.tasks.one_turn import one_turn_families
 from rl.tasks.sandboxed import Rules, Sandboxed, read_text
 from rl.tasks.shell import Shell
 from rl.tasks.source import AnyFamily, TaskSource, UnknownFamily, is_held_out, load_family
@@ -48,5 +49,5 @@ def builtin_families() -> tuple[Family, ...]:
 
 def shipped_families() -> dict[str, AnyFamily]:
     """Every family that ships with the project, by name: those above, and those judged in the sandbox."""
-    families: tuple[AnyFamily, ...] = (*builtin_families(), HumanEval(), Shell())
+    families: tuple[AnyFamily, ...] = (*builtin_families(), HumanEval(), Shell(), *one_turn_families())
     return {family.name: family for family in families}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from rich.console import Console
 
 from rl.__main__ import main, parser
+from rl.__main__ import settings as train_settings
+from rl.config import Config
 from rl.equal_tokens import Curve, compare, difference, read_curve
 from rl.errors import ConfigError
 from rl.metrics import training_row
-from rl.study import ARMS, Planned, StudyFailed, study
+from rl.planned import RunFailed
+from rl.study import ARMS, FILTER_TIME, study
 from rl.types import StepReport
 
 
@@ -47,15 +51,20 @@ class FakeTrain:
         self.asked: list[tuple[str, ...]] = []
         self._codes = iter(codes)
 
-    def __call__(self, planned: Planned) -> int:
-        self.asked.append(planned.arguments)
+    def __call__(self, arguments: Sequence[str]) -> int:
+        self.asked.append(tuple(arguments))
         code = next(self._codes, 0)
         if code == 0:
-            filtered = "--no-filter" not in planned.arguments
-            seed = int(planned.arguments[planned.arguments.index("--seed") + 1])
-            gain = (0.2 if filtered else 0.1) + 0.001 * seed
-            write_run(planned.directory, gain, 200 if filtered else 100)
+            config = asked(arguments)
+            gain = (0.2 if config.filter else 0.1) + 0.001 * config.seed
+            write_run(config.directory, gain, 200 if config.filter else 100)
+            (config.directory / "config.toml").write_text(config.as_toml())
         return code
+
+
+def asked(arguments: Sequence[str]) -> Config:
+    """What a run of these arguments is made with."""
+    return train_settings(parser().parse_args(arguments))
 
 
 @pytest.fixture
@@ -70,9 +79,8 @@ def test_a_study_compares_at_equal_tokens(settings: Path, tmp_path: Path) -> Non
     target = study(parser().parse_args(["study", str(settings)]), console, train)
     assert len(train.asked) == 2 * 3
     for arguments in train.asked:
-        asked = parser().parse_args(arguments)
-        assert asked.config == settings
-        assert asked.runs_dir / asked.name == tmp_path / "s" / asked.name
+        assert parser().parse_args(arguments).config == settings
+        assert asked(arguments).directory == tmp_path / "s" / asked(arguments).name
     found = json.loads(target.read_text())
     assert found["equal_tokens"] == 800
     last = found["differences"][3]
@@ -87,26 +95,45 @@ def test_a_study_compares_at_equal_tokens(settings: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_finished_is_not_trained_again(settings: Path, tmp_path: Path) -> None:
-    arguments = parser().parse_args(["study", str(settings), "--seeds", "4", "5"])
+    command = parser().parse_args(["study", str(settings), "--seeds", "4", "5"])
     broken = FakeTrain((0, 0, 1))
-    with pytest.raises(StudyFailed, match=r"filter-5 ended with exit code 1"):
-        study(arguments, Console(), broken)
+    with pytest.raises(RunFailed, match=r"filter-5 ended with exit code 1"):
+        study(command, Console(), broken)
     train = FakeTrain()
-    study(arguments, Console(), train)
-    names = [parser().parse_args(asked).name for asked in train.asked]
+    study(command, Console(), train)
+    names = [asked(arguments).name for arguments in train.asked]
     assert names == ["filter-5", "uniform-5"]
     once_more = FakeTrain()
-    study(arguments, Console(), once_more)
+    study(command, Console(), once_more)
     assert once_more.asked == []
+
+
+def test_a_run_of_other_settings_is_not_taken_for_this_one(settings: Path, tmp_path: Path) -> None:
+    command = parser().parse_args(["study", str(settings), "--seeds", "4"])
+    study(command, Console(), FakeTrain())
+    settings.write_text(f"steps = 7\n{settings.read_text()}")
+    train = FakeTrain()
+    with pytest.raises(ConfigError, match=r"filter-4 was made with steps = 30, and 7 is asked for: move"):
+        study(command, Console(), train)
+    assert train.asked == []
+
+
+def test_an_arm_that_trains_more_in_an_hour_gets_less_time(settings: Path) -> None:
+    settings.write_text(f"time_limit_seconds = 100\n{settings.read_text()}")
+    train = FakeTrain()
+    study(parser().parse_args(["study", str(settings), "--seeds", "1"]), Console(), train)
+    limits = {run.name: run.time_limit_seconds for run in map(asked, train.asked)}
+    assert limits == {"filter-1": 100 * FILTER_TIME, "uniform-1": 100}
 
 
 def test_the_arms_differ_in_the_filter_alone(settings: Path) -> None:
     train = FakeTrain()
     study(parser().parse_args(["study", str(settings), "--seeds", "1"]), Console(), train)
-    filtered, uniform = (parser().parse_args(asked) for asked in train.asked)
-    assert (filtered.no_filter, uniform.no_filter) == (False, True)
+    filtered, uniform = (asked(arguments).model_dump() for arguments in train.asked)
+    differ = {key: (value, uniform[key]) for key, value in filtered.items() if value != uniform[key]}
+    assert differ == {"filter": (True, False), "name": ("filter-1", "uniform-1")}
     assert list(ARMS) == ["filter", "uniform"]
-    assert filtered.seed == uniform.seed == 1
+    assert uniform["seed"] == 1
 
 
 def test_a_study_without_measurements_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
