@@ -86,3 +86,25 @@ async def test_a_request_that_came_too_late_may_be_made_again(
         await until_stats(client, lambda stats: stats.released_total == stats.acquired_total - 1 > 0)
         assert (await box.exec(["true"])).ok
         await box.release()
+
+
+async def test_a_release_that_is_broken_off_is_made_all_the_same(daemon: Callable[..., Any]) -> None:
+    """Wherever its caller is cancelled, after so many turns of the event loop."""
+    async with daemon(pools={"p": {"backend": "fake", "warm": 2}}) as client:
+        async with Client(client.address) as other:
+            for turns in range(8):
+                leaving = asyncio.Event()
+                using = asyncio.ensure_future(leave(other, leaving))
+                async with asyncio.timeout(20):
+                    await leaving.wait()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                using.cancel()
+                await asyncio.wait([using])
+        stats = await client.get_pool("p")
+        assert (stats.active, stats.released_total, stats.acquired_total) == (0, 8, 8)
+
+
+async def leave(client: Client, leaving: asyncio.Event) -> None:
+    async with client.acquire("p", ttl=3600, timeout=60):
+        leaving.set()
