@@ -141,7 +141,8 @@ def read_outcome(arm: str, run: Path, problems: int) -> Outcome:
             name: float(summary[name])
             for name in ("trained_tokens", "generated_tokens", "wait_ratio", "generator_idle_ratio")
         }
-        steps, seconds = int(summary["steps"]), float(summary["loop_s"])
+        # Not the summary's seconds: those hold the last checkpoint, too.
+        steps, seconds = int(summary["steps"]), max(walls.values())
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{run} holds no finished run that was measured: {error!r}") from error
     if not curve:
