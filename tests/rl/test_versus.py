@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from rl.kept_weights import kept_weights, step_directory
 from rl.measuring import missing, read_measured, write_measured
 from rl.planned import RunFailed
 from rl.versus import Outcome, versus
+from tests.source_tree import ROOT
+
+REQUIREMENTS = ROOT / "requirements"
+SCRIPT = ROOT / "scripts" / "trl.sh"
 
 
 def asked(arguments: Sequence[str]) -> Config:
@@ -175,3 +180,19 @@ def test_a_rehearsed_run_keeps_its_weights_and_is_measured(tmp_path: Path) -> No
     measured = (run / "measured.json").read_bytes()
     assert main(["measure", str(file), str(run), "--problems", "2"]) == 0
     assert (run / "measured.json").read_bytes() == measured
+
+
+def test_what_trl_needs_is_pinned_and_none_of_it_is_the_loops() -> None:
+    """Its environment sees the loop's packages: one that both had would hide the loop's."""
+    cpu, trl = (
+        dict(line.split("==") for line in file.read_text().splitlines() if line and line[0] != "#")
+        for file in (REQUIREMENTS / "cpu.lock", REQUIREMENTS / "trl.lock")
+    )
+    assert "trl" in trl
+    assert cpu.keys() & trl.keys() == set()
+
+
+def test_the_script_wants_settings() -> None:
+    done = subprocess.run([SCRIPT, "nowhere.toml"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "trl: give a file of settings, such as configs/one_turn.toml\n"
