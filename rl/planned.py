@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def plan(file: Path, name: str, arm: Arm, common: Mapping[str, object]) -> Plann
 def make(planned: Planned, train: Train, console: Console) -> None:
     """Makes the run unless it is there. Raises ConfigError when that one has other settings; RunFailed."""
     if planned.done:
-        check_same(planned)
+        check_same(planned.directory, planned.config)
         console.print(f"{planned.directory} is there", markup=False)
         return
     console.print(f"training {planned.directory}", markup=False)
@@ -89,13 +89,15 @@ def make(planned: Planned, train: Train, console: Console) -> None:
         )
 
 
-def check_same(planned: Planned) -> None:
-    """Raises ConfigError unless the finished run was made with the settings that are asked for now."""
-    made, wanted = (_flat(config) for config in (load(planned.directory / SETTINGS_FILE, {}), planned.config))
-    other = next((key for key, value in wanted.items() if made.get(key) != value), None)
+def check_same(run: Path, config: Config, only: Collection[str] = ()) -> None:
+    """Raises ConfigError unless a finished run was made with the settings that are asked for now; of those
+    settings and sections `only`, where some are named."""
+    made, wanted = (_flat(config) for config in (load(run / SETTINGS_FILE, {}), config))
+    asked = [key for key in wanted if not only or {key, key.partition(".")[0]} & set(only)]
+    other = next((key for key in asked if made.get(key) != wanted[key]), None)
     if other is not None:
         raise ConfigError(
-            f"{planned.directory} was made with {other} = {made.get(other)!r}, and {wanted[other]!r} is "
+            f"{run} was made with {other} = {made.get(other)!r}, and {wanted[other]!r} is "
             "asked for: move that directory away, or ask for the same"
         )
 

@@ -17,12 +17,24 @@ from rich.table import Table
 from rl.config import load
 from rl.errors import ConfigError
 from rl.measuring import PROBLEMS, read_measured
-from rl.planned import Arm, RunFailed, Train, in_process, make, plan
+from rl.planned import SETTINGS_FILE, Arm, RunFailed, Train, check_same, in_process, make, plan
 
 ARMS = {"sync": Arm(("--sync",), {"staleness_bound": 0}), "async": Arm()}
 """The arms: staleness bound 0, and the settings' own."""
 
 TARGET = 0.55
+
+COMMON = (
+    "model",
+    "families",
+    "seed",
+    "groups_per_batch",
+    "samples_per_group",
+    "precision",
+    "episode",
+    "trainer.learning_rate",
+)
+"""Settings and sections that another trainer's run must have in common with the loop's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +114,13 @@ def versus(arguments: argparse.Namespace, console: Console, run: Train = in_proc
         arm: plan(arguments.config, f"{arm}-{config.seed}", ARMS[arm], common)
         for arm in dict.fromkeys(arguments.arms)
     }
+    for beside in arguments.beside:
+        if (beside / SETTINGS_FILE).is_file():
+            check_same(beside, config, COMMON)
     for each in planned.values():
         make(each, run, console)
     directories = {arm: each.directory for arm, each in planned.items()}
-    directories |= {run_directory.name: run_directory for run_directory in arguments.beside}
+    directories |= {beside.name: beside for beside in arguments.beside}
     _measure(arguments, directories, run)
     found = [read_outcome(arm, path, arguments.problems) for arm, path in directories.items()]
     console.print(_table(found, arguments))

@@ -123,13 +123,13 @@ class Rows(TrainerCallback):
         self._factors = factors
         self.rows: list[dict[str, float]] = []
         self.trainer: Timed | None = None
-        self._began = self._aside = self._last = 0.0
+        self._began = self._aside = self._last = self._processor = 0.0
 
     def _clock(self) -> float:
         return time.perf_counter() - self._began - self._aside
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._began = time.perf_counter()
+        self._began, self._processor = time.perf_counter(), time.process_time()
 
     def on_step_end(self, _: Any, state: Any, *__: Any, model: Any, **___: Any) -> None:
         trainer, now = self.trainer, self._clock()
@@ -142,6 +142,7 @@ class Rows(TrainerCallback):
                 "time/step": step,
                 "time/wait_for_batch": waited,
                 "time/train": step - waited,
+                "time/processor": time.process_time() - self._processor,
                 "train/tokens": trainer.trained,
                 "rollout/generated_tokens": trainer.generated,
                 "rollout/episodes": self._config.groups_per_batch * self._config.samples_per_group,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rl.__main__ import main, parser
 from rl.__main__ import settings as train_settings
-from rl.config import Config
+from rl.config import Config, load
 from rl.errors import ConfigError
 from rl.kept_weights import kept_weights, step_directory
 from rl.measuring import missing, read_measured, write_measured
@@ -111,6 +111,17 @@ def test_a_run_of_other_settings_is_refused(settings: Path) -> None:
     with pytest.raises(ConfigError, match=r"sync-0 was made with steps = 4, and 9 is asked for: move"):
         run_versus(settings, FakeRun(), "--steps", "9")
     assert len(run_versus(settings, FakeRun(), "--steps", "9", "--seed", "2")) == 2
+
+
+def test_a_run_beside_must_have_had_the_same_problems(settings: Path, tmp_path: Path) -> None:
+    beside, run = tmp_path / "other", FakeRun()
+    write_run(beside, 20.0)
+    made = load(settings, {"name": "other", "steps": 9, "staleness_bound": 4})
+    (beside / "config.toml").write_text(made.as_toml())
+    assert len(run_versus(settings, run, "--beside", str(beside))) == 3
+    (beside / "config.toml").write_text(load(settings, {"samples_per_group": 16}).as_toml())
+    with pytest.raises(ConfigError, match=r"other was made with samples_per_group = 16, and 8 is asked for"):
+        run_versus(settings, run, "--beside", str(beside))
 
 
 def outcome(*curve: tuple[float, float]) -> Outcome:
