@@ -123,6 +123,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
         try:
             if arguments.command == "measure":
                 asyncio.run(interruptible(measuring.measure_kept(arguments, progress), progress))
+                found = {str(run): measuring.read_file(run) for run in arguments.run}
+                output.write(f"{json.dumps(found)}\n" if arguments.json else "")
                 return OK
             table = asyncio.run(interruptible(eval_command.evaluate(arguments, progress), progress))
         except asyncio.CancelledError:

@@ -27,6 +27,13 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "python -m rl bench --full --json figures.json --plot figures.png": "all of them",
     },
     "study": {"python -m rl study configs/curriculum.toml --seeds 1 2 3": "with and without the curriculum"},
+    "versus": {
+        "python -m rl versus configs/one_turn.toml": "synchronous against asynchronous",
+        "python -m rl versus configs/one_turn.toml --arms async --beside runs/other": "another trainer's run",
+    },
+    "measure": {
+        "python -m rl measure configs/one_turn.toml runs/one_turn/async-1": "what a run had learned when",
+    },
     "packing": {"python -m rl packing --rounds 3": "what shared prompts save"},
 }
 

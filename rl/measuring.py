@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.byte_tokenizer import ByteTokenizer
+from rl.command_line import add_json
 from rl.config import Config, load
 from rl.dialogue import Dialogue, Tokenizer
 from rl.errors import ConfigError
@@ -68,6 +69,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--problems", type=int, default=PROBLEMS, help=f"of each family and level (default {PROBLEMS})"
     )
+    add_json(parser, f"{FILE} of each run, by directory")
 
 
 def read_measured(run: Path, problems: int) -> dict[int, float]:
@@ -76,13 +78,18 @@ def read_measured(run: Path, problems: int) -> dict[int, float]:
     Raises ConfigError when the file cannot be read.
     """
     try:
-        content = json.loads((run / FILE).read_text())
+        content = read_file(run)
         rates = {int(step): float(rate) for step, rate in content["steps"].items()}
         return rates if content["problems"] == problems else {}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{run / FILE} cannot be read: {error!r}; remove it to measure anew") from error
+
+
+def read_file(run: Path) -> Any:
+    """What `measured.json` of a run holds. Raises OSError, ValueError."""
+    return json.loads((run / FILE).read_text())
 
 
 def write_measured(run: Path, problems: int, rates: dict[int, float]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rl.command_line import add_json_file, write_json
 from rl.config import load
 from rl.errors import ConfigError
 from rl.measuring import PROBLEMS, read_measured
@@ -94,7 +95,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--problems", type=int, default=PROBLEMS, help=f"of each family and level (default {PROBLEMS})"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    add_json_file(parser)
 
 
 def versus(arguments: argparse.Namespace, console: Console, run: Train = in_process) -> list[Outcome]:
@@ -131,7 +132,7 @@ def versus(arguments: argparse.Namespace, console: Console, run: Train = in_proc
             "seed": config.seed,
             "arms": [each.as_dict(arguments.target) for each in found],
         }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(arguments.json, json.dumps(content, indent=2) + "\n")
     return found
 
 
@@ -167,9 +168,7 @@ def read_outcome(arm: str, run: Path, problems: int) -> Outcome:
 
 def _table(found: Sequence[Outcome], arguments: argparse.Namespace) -> Table:
     target = arguments.target
-    table = Table(
-        title=f"{arguments.config}: held-out solve rate {target:g}, {arguments.problems} of each level"
-    )
+    table = Table(title=f"{arguments.problems} held-out problems of each level")
     for column in ("", *(each.arm for each in found)):
         table.add_column(column, justify="left" if not column else "right")
     rows = {
