@@ -146,10 +146,19 @@ def test_help_names_every_part() -> None:
 
 
 def test_bench_writes_the_keys_that_stay(tmp_path: Path) -> None:
-    out = tmp_path / "bench.json"
-    done = run("bench", "burst", "--count", "20", "--backend", "fake", "--json", out, timeout=110)
+    done = run("bench", "burst", "--count", "20", "--backend", "fake", "--json", timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(out.read_text())
+    # It alone stands on standard output.
+    result = json.loads(done.stdout)
+    assert b"burst on fake: 20 of 20" in done.stderr
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        file.write_bytes(done.stdout)
+    compared = run("bench", "compare", *files, "--json")
+    (both,) = json.loads(compared.stdout)["compared"].values()
+    assert [each["run"] for each in both] == ["a", "b"]
+    assert {"target", "rate_per_s", "failed", "retries", "ready_s"} <= set(both[0])
+    assert b"BURST OF 20" in compared.stderr
     assert {"shape", "backend", "count", "failed", "wall_s", "ready_s", "exec_s", "rate_per_s"} <= set(result)
     assert (result["count"], result["failed"], result["alive_after_hold"]) == (20, 0, 20)
     assert set(result["ready_s"]) == set(result["exec_s"]) == {"p50", "p90", "p99", "max"}
