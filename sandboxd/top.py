@@ -58,7 +58,7 @@ async def _watch(arguments: argparse.Namespace) -> None:
             async for pools in watch:
                 known = await recent.look(pools)
                 if screen is not None:
-                    screen.update(tables(known, time.time()), refresh=True)
+                    screen.update(tables(known, time.time(), console.width), refresh=True)
                 else:
                     _show(console, known, as_json=arguments.json)
                 if arguments.once:
@@ -83,6 +83,6 @@ def _show(console: Console, known: Sections, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"time": now, **known}), flush=True)
     elif console.is_terminal:
-        console.print(tables(known, now))
+        console.print(tables(known, now, console.width))
     else:
         print("\n".join(lines(known, now)), flush=True)

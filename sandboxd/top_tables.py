@@ -13,12 +13,15 @@ from sandboxd import run_digest
 from sandboxd.overview import Row, Rows, Sections
 
 COUNTS = ("WARM", "STARTING", "ACTIVE", "WAITING", "FAILED", "DELETING", "START", "PER S", "NEXT", "OLDEST")
+# A terminal that is narrower than so many columns would cut every title short.
+WIDE_COLUMNS = 110
+FOR_WIDE_ONES = ("DELETING", "PER S")
 COLOURS = {"OK": "green", "DEGRADED": "yellow", "DRAINING": "blue", "UNAVAILABLE": "red"}
 
 
-def tables(known: Sections, now: float) -> Group:
-    """All of it; `now` is in seconds since 1970. What is empty is left out, but for the pools."""
-    parts = [_pools(known["pools"]), *_failures(known["failures"], now), *_runs(known["runs"])]
+def tables(known: Sections, now: float, width: int) -> Group:
+    """All of it but what is empty, for so many columns; `now` is in seconds since 1970."""
+    parts = [_pools(known["pools"], width), *_failures(known["failures"], now), *_runs(known["runs"])]
     parts += [*_tenants(known["tenants"]), *_leases(known["leases"], now)]
     spaced = [part for each in parts for part in (each, Text())]
     return Group(*spaced[:-1])
@@ -42,10 +45,12 @@ def lines(known: Sections, when: float) -> Iterator[str]:
         yield f"{clock}  run {name}  {_progress(row)}" + (f"  solved {solved}  {said}" if solved else "")
 
 
-def _pools(rows: Rows) -> Table:
-    table = Table("POOL", "STATE", *COUNTS, box=None)
+def _pools(rows: Rows, width: int) -> Table:
+    shown = [title for title in COUNTS if width >= WIDE_COLUMNS or title not in FOR_WIDE_ONES]
+    table = _table("POOL", "STATE", *shown)
     for name, row in rows.items():
-        table.add_row(name, Text(row["state"], COLOURS[row["state"]]), *_cells(row))
+        cells = dict(zip(COUNTS, _cells(row), strict=True))
+        table.add_row(name, Text(row["state"], COLOURS[row["state"]]), *(cells[title] for title in shown))
     reasons = [f"{name}: {row['state_reason']}" for name, row in rows.items() if row["state_reason"]]
     if reasons:
         table.caption, table.caption_justify = Text("\n".join(reasons)), "left"
@@ -66,7 +71,7 @@ def _cells(row: Row) -> list[str]:
 
 def _failures(rows: Rows, now: float) -> Iterator[Table]:
     if rows:
-        table = Table("FAILED", "AGO", "PHASE", "CAUSE", "BECAUSE", box=None)
+        table = _table("FAILED", "AGO", "PHASE", "CAUSE", "BECAUSE")
         for row in rows.values():
             table.add_row(
                 row["sandbox"],
@@ -80,8 +85,11 @@ def _failures(rows: Rows, now: float) -> Iterator[Table]:
 
 def _runs(rows: Rows) -> Iterator[Table]:
     for name, row in rows.items():
-        table = Table("RUN", Column(Text(name)), "FAMILY", "FIRST", "LATEST", box=None)
-        facts = [["", _progress(row)], *(run_digest.facts(row["latest"]) if row["step"] is not None else [])]
+        table = _table("RUN", Column(Text(name)), "FAMILY", "FIRST", "LATEST")
+        facts = [
+            ["Progress", _progress(row)],
+            *(run_digest.facts(row["latest"]) if row["step"] is not None else []),
+        ]
         rates = [
             (family, run_digest.percent(rate["first"]), run_digest.percent(rate["latest"]))
             for family, rate in row["families"].items()
@@ -101,7 +109,7 @@ def _progress(row: Row) -> str:
 
 def _tenants(rows: Rows) -> Iterator[Table]:
     if rows:
-        table = Table("TENANT", "POOL", "WEIGHT", "HOLDS", "CALLERS WAITING", "THEY WANT", box=None)
+        table = _table("TENANT", "POOL", "WEIGHT", "HOLDS", "CALLERS WAITING", "THEY WANT")
         for row in rows.values():
             counts = (row["weight"], row["active"], row["waiting"], row["wanted"])
             table.add_row(Text(row["name"]), row["pool"], *map(str, counts))
@@ -110,12 +118,16 @@ def _tenants(rows: Rows) -> Iterator[Table]:
 
 def _leases(rows: Rows, now: float) -> Iterator[Table]:
     if rows:
-        table = Table("LEASED", "HELD FOR", "ENDS IN", "TENANT", "HOLDER", box=None)
+        table = Table("LEASED", "HELD FOR", "ENDS IN", "TENANT", "HOLDER")
         for name, row in rows.items():
             ends = "-" if row["expires"] is None else _age(row["expires"] - now)
             held = f"{'' if row['exact'] else 'over '}{_age(now - row['since'])}"
             table.add_row(name, held, ends, Text(row["tenant"] or "-"), Text(row["holder"] or "-"))
         yield table
+
+
+def _table(*titles: Column | str) -> Table:
+    return Table(*titles, box=None, pad_edge=False)
 
 
 def _age(seconds: float) -> str:

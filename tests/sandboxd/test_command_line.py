@@ -187,7 +187,10 @@ def on_terminal(*arguments: str, **environ: str) -> str:
 def test_colours_are_for_terminals_and_for_who_wants_them(address: str) -> None:
     once = ("top", "--once", "--address", address)
     assert COLOUR.search(on_terminal(*once))
-    assert not COLOUR.search(on_terminal(*once, NO_COLOR="1"))
+    narrow = on_terminal(*once, NO_COLOR="1", COLUMNS="80")
+    assert not COLOUR.search(narrow)
+    # No title is cut short in as few columns as terminals have.
+    assert "OLDEST" in narrow
     for command in (once, ("ls", "--address", address), ("pool", "ls", "--address", address)):
         code, out, _ = told(*command)
         assert (code, ESCAPE in out) == (0, False)
