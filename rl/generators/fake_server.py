@@ -68,7 +68,7 @@ class FakeServer:
         app.router.add_get("/get_world_size", self._world_size)
         for name in (
             *("pause", "resume", "init_weight_transfer_engine"),
-            "shutdown_weight_transfer_engine",
+            *("shutdown_weight_transfer_engine", "abort_requests"),
         ):
             app.router.add_post(f"/{name}", self._admin)
         for name in ("start_weight_update", "update_weights", "finish_weight_update"):

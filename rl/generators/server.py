@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +132,20 @@ class ServerGenerator:
 
     async def _take(self, delivery: Delivery, version: int) -> None:
         """Raises UpdateFailed, GeneratorDead."""
+        changing = False
         try:
             await self.calls.before("/pause?mode=keep&clear_cache=false")
             stopped = self._clock()
-            await self._change(version, await delivery.begin())
+            info = await delivery.begin()
+            changing = True
+            await self._change(version, info)
+            changing = False
             self._paused_seconds += self._clock() - stopped
         finally:
-            await self._resume()
+            if changing:
+                self._die(f"{self._settings.url} was broken off at weights {version}")
+            # Shielded: a pause that outlives its update stops every request for ever.
+            await asyncio.shield(self._resume(abort=changing))
 
     async def pulse(self) -> int:
         """How often its engine computed a pass, and tokens, by its own count; -1 when it does not say."""
@@ -180,10 +187,14 @@ class ServerGenerator:
             await self.calls.call("POST", "/finish_weight_update")
             await self.calls.call("POST", "/start_weight_update")
 
-    async def _resume(self) -> None:
-        """Shielded: a pause that outlives its update stops every request for ever. Raises GeneratorDead."""
+    async def _resume(self, *, abort: bool) -> None:
+        """With weights that are not whole, an engine might not survive to go on with its requests, for which
+        nobody waits any longer. Raises GeneratorDead."""
+        if abort:
+            with suppress(Refused):  # it is dead to its users in any case
+                await self.calls.call("POST", "/abort_requests", {}, ABORT_SECONDS)
         try:
-            await asyncio.shield(self.calls.persist("POST", "/resume"))
+            await self.calls.persist("POST", "/resume")
         except Refused as error:
             self._die(f"{self._settings.url} stays paused: {error}")
             raise GeneratorDead(self._death.result()) from error
@@ -241,6 +252,8 @@ class ServerGenerator:
         if not self._death.done():
             self._death.set_result(why)
 
+
+ABORT_SECONDS = 5.0
 
 PULSE = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
 """What vLLM counts after each pass of its engine."""

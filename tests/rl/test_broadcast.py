@@ -31,6 +31,7 @@ from rl.generators.calls import ServerSettings
 from rl.generators.fake import ByteTokenizer, FakeGenerator, sums_reply
 from rl.generators.fake_network import FakeNetwork, FakeReceiver, FakeSender
 from rl.generators.fake_server import DROP, ERROR, HANG, FakeServer, Receiver, serving
+from rl.generators.opening import own_address
 from rl.generators.plugin import register
 from rl.generators.server import ServerGenerator, open_server
 from rl.replica import State
@@ -356,6 +357,12 @@ def test_tensors_travel_from_the_sender_process_to_every_server(tmp_path: Path) 
             check(3)
 
     asyncio.run(whole())
+
+
+def test_servers_on_this_host_are_told_its_loopback_and_unknown_ones_are_refused() -> None:
+    assert own_address(["http://127.0.0.1:8000", "http://127.0.0.1:8001"]) == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"generator.servers: no way to 'http://no.such.host.invalid:1'"):
+        own_address(["http://no.such.host.invalid:1"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

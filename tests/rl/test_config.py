@@ -47,6 +47,8 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("[queue]\nmin_samples = 9", "min_samples is 9, but samples_per_group only 8"),
         ("[queue]\npolicy = 'in_order'\nspare_groups = 2", "2 spare_groups could never be given up"),
         ("staleness_bound = 0\n[queue]\npolicy = 'drop_late'", "needs a staleness_bound of at least 1"),
+        ("[generator]\nweights = 'nccl'", "nccl is for servers: name them in generator.servers"),
+        ("[generator]\nservers = ['http://a:1']\nweights = 'file'", "servers take no files"),
         ("[queue]\npolicy = 'fifo'", "'in_order', 'windowed' or 'drop_late'"),
         ("[episode]\nturn_tokens = 2000", "context_tokens must be larger than turn_tokens"),
     ],
