@@ -52,7 +52,7 @@ class FakeServer:
         self.draws = True
         self._running = asyncio.Event()
         self._running.set()
-        self._active = False
+        self._active = self._torn = False
 
     @property
     def paused(self) -> bool:
@@ -68,7 +68,7 @@ class FakeServer:
         app.router.add_get("/get_world_size", self._world_size)
         for name in (
             *("pause", "resume", "init_weight_transfer_engine"),
-            *("shutdown_weight_transfer_engine", "abort_requests"),
+            *("shutdown_weight_transfer_engine", "abort_requests", "update_weight_version"),
         ):
             app.router.add_post(f"/{name}", self._admin)
         for name in ("start_weight_update", "update_weights", "finish_weight_update"):
@@ -102,7 +102,7 @@ class FakeServer:
             await asyncio.Event().wait()
         if fault == ERROR or not await self._obey(name, body):
             if name == "update_weights":
-                self._active = False
+                self._active, self._torn = False, True
             return web.Response(status=500, text="Internal Server Error")
         if fault == DROP:
             _cut(request)
@@ -118,11 +118,15 @@ class FakeServer:
             self._active, was = True, self._active
             return not was
         elif name == "update_weights":
-            return self._active and await self._transfer(name, body)
+            # Layers that a broken update left without memory take no other one.
+            return self._active and not self._torn and await self._transfer(name, body)
         elif name == "finish_weight_update":
             self._active, was = False, self._active
+            self._torn = self._torn and not was
             version = body.get("weight_version")
             return was and (version is None or await self._serve(int(version)))
+        elif name == "update_weight_version":
+            self.weight_version = body["new_version"]
         elif name == "shutdown_weight_transfer_engine":
             return not self._active and await self._transfer(name, body)
         elif name == "init_weight_transfer_engine":

@@ -145,7 +145,7 @@ class ServerGenerator:
             if changing:
                 self._die(f"{self._settings.url} was broken off at weights {version}")
             # Shielded: a pause that outlives its update stops every request for ever.
-            await asyncio.shield(self._resume(abort=changing))
+            await asyncio.shield(self._resume(torn=changing))
 
     async def pulse(self) -> int:
         """How often its engine computed a pass, and tokens, by its own count; -1 when it does not say."""
@@ -187,17 +187,29 @@ class ServerGenerator:
             await self.calls.call("POST", "/finish_weight_update")
             await self.calls.call("POST", "/start_weight_update")
 
-    async def _resume(self, *, abort: bool) -> None:
-        """With weights that are not whole, an engine might not survive to go on with its requests, for which
-        nobody waits any longer. Raises GeneratorDead."""
-        if abort:
-            with suppress(Refused):  # it is dead to its users in any case
-                await self.calls.call("POST", "/abort_requests", {}, ABORT_SECONDS)
+    async def _resume(self, *, torn: bool) -> None:
+        """Raises GeneratorDead."""
+        if torn:
+            await self._mend()
         try:
             await self.calls.persist("POST", "/resume")
         except Refused as error:
             self._die(f"{self._settings.url} stays paused: {error}")
             raise GeneratorDead(self._death.result()) from error
+
+    async def _mend(self) -> None:
+        """After an update that broke off. Nobody waits for its requests any longer, and they must not go on:
+        vLLM's layers are without memory until an update is finished, if an empty one. And nobody may take
+        what it holds for the weights that it was started with. It is dead to its users in any case.
+        """
+        for path, body in (
+            ("/abort_requests", {}),
+            ("/start_weight_update", None),
+            ("/finish_weight_update", None),
+            ("/update_weight_version", {"new_version": UNKNOWN}),
+        ):
+            with suppress(Refused):
+                await self.calls.persist("POST", path, body, MEND_SECONDS)
 
     async def _draw(self, context_ids: TokenIds, sampling: Sampling, version: int) -> Generation:
         body = {
@@ -253,7 +265,10 @@ class ServerGenerator:
             self._death.set_result(why)
 
 
-ABORT_SECONDS = 5.0
+UNKNOWN = "unknown"
+
+MEND_SECONDS = 5.0
+"""Each call, and once more: vLLM closes the connection after an error, which the next call runs into."""
 
 PULSE = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
 """What vLLM counts after each pass of its engine."""
