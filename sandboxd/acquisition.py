@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
+
+from sandboxd.errors import InvalidRequest
+from sandboxd.wire import LONGEST_SECONDS
 
 Leased = TypeVar("Leased")
 
@@ -31,6 +35,11 @@ class Acquisition(Generic[Leased]):
 
 
 def countdown(timeout: float | None) -> Callable[[], float | None]:
-    """What is left, in seconds, of a time that begins now."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    """What is left, in seconds, of a time that begins now. Raises InvalidRequest where it is no number.
+
+    What no deadline of gRPC's can say, infinity too, is as good as the longest that one can.
+    """
+    if timeout is not None and math.isnan(timeout):
+        raise InvalidRequest("timeout = nan s is no number: leave it out for no limit")
+    deadline = None if timeout is None else time.monotonic() + min(timeout, LONGEST_SECONDS)
     return lambda: None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -19,6 +19,7 @@ import uvloop
 
 from sandboxd import __version__, commands, image_commands, inspect_command, pool_commands
 from sandboxd.bench import cli as bench_cli
+from sandboxd.command_line import check_address, given_path
 from sandboxd.config import Config, ConfigError, load
 from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.examples import add_examples
@@ -78,8 +79,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_serve(parts: Any) -> None:
     serve = parts.add_parser("serve", help="run the daemon until Ctrl-C or SIGTERM")
-    serve.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML (docs/configuration.md)")
-    serve.add_argument("--state-dir", type=Path, metavar="DIR", help="sockets and sandboxes go here")
+    serve.add_argument(
+        "--config", type=given_path, metavar="FILE", help="settings in TOML (docs/configuration.md)"
+    )
+    serve.add_argument("--state-dir", type=given_path, metavar="DIR", help="sockets and sandboxes go here")
     serve.add_argument(
         "--listen",
         action="append",
@@ -89,12 +92,12 @@ def _add_serve(parts: Any) -> None:
     serve.add_argument("--metrics", metavar="HOST:PORT", help="let Prometheus scrape the metrics here")
     serve.add_argument("--web", metavar="HOST:PORT", help="show a live page here (docs/operations.md)")
     serve.add_argument(
-        "--web-token-file", type=Path, metavar="FILE", help="whoever knows its line may act on the page"
+        "--web-token-file", type=given_path, metavar="FILE", help="whoever knows its line may act on the page"
     )
     serve.add_argument(
         "--web-run",
         action="append",
-        type=Path,
+        type=given_path,
         metavar="DIR",
         help="a training run for the page, as in runs/demo; may be given more than once",
     )
@@ -204,13 +207,19 @@ def _add_images(parts: Any) -> None:
     add_json(collect)
     collect.set_defaults(run=image_commands.collect)
     for parser in (add, listing, drop, collect):
-        parser.add_argument("--images-dir", type=Path, metavar="DIR", help="the store (SANDBOXD_IMAGES_DIR)")
+        parser.add_argument(
+            "--images-dir", type=given_path, metavar="DIR", help="the store (SANDBOXD_IMAGES_DIR)"
+        )
 
 
 def _add_doctor(parts: Any) -> None:
     doctor = parts.add_parser("doctor", help="check this host for what a thousand sandboxes need")
-    doctor.add_argument("--config", type=Path, metavar="FILE", help="check for the pools of these settings")
-    doctor.add_argument("--state-dir", type=Path, metavar="DIR", help="sockets and sandboxes would go here")
+    doctor.add_argument(
+        "--config", type=given_path, metavar="FILE", help="check for the pools of these settings"
+    )
+    doctor.add_argument(
+        "--state-dir", type=given_path, metavar="DIR", help="sockets and sandboxes would go here"
+    )
     doctor.add_argument("--count", type=int, metavar="N", help="sandboxes, without --config (960)")
     doctor.add_argument("--backend", choices=["namespace", "docker"], help="of these, without --config")
     add_json(doctor)
@@ -319,6 +328,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = arguments.run
     try:
+        check_address(arguments)
         with _traced(arguments) as ended:
             # Calls and commands cost a fifth less processor time on it than on asyncio's own loop.
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

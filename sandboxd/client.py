@@ -21,7 +21,7 @@ from typing import Any, Unpack
 
 import grpc
 
-from sandboxd import inspection_replies, replies, requests
+from sandboxd import addresses, inspection_replies, replies, requests
 from sandboxd.acquisition import Acquisition, countdown
 from sandboxd.config import default_address
 from sandboxd.errors import NotFound, SandboxdError, SandboxLost
@@ -42,7 +42,7 @@ from sandboxd.telemetry.propagation import Propagating
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Event
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
-from sandboxd.wire import RUN_OUTPUT_LIMIT_BYTES, duration
+from sandboxd.wire import RUN_OUTPUT_LIMIT_BYTES
 
 # A lease is renewed when a third of its time has passed, so that two renewals may fail.
 RENEW_FRACTION = 1 / 3
@@ -62,6 +62,7 @@ class Client(RemotePools):
 
     def __init__(self, address: str | None = None, *, patience: float = PATIENCE_SECONDS) -> None:
         self.address = address or default_address()
+        addresses.check(self.address)
         super().__init__(Patience(patience))
         self._stack = contextlib.AsyncExitStack()
         self._boxes: dict[str, Box] = {}
@@ -116,18 +117,19 @@ class Client(RemotePools):
     async def inspect(self, sandbox: str) -> SandboxReport:
         """All that is known of a sandbox in any state. Raises SandboxNotFound, LeaseExpired, SandboxLost."""
         name = SANDBOX_PREFIX + sandbox.removeprefix(SANDBOX_PREFIX)
-        request = pb.InspectSandboxRequest(name=name)
+        request = requests.message(pb.InspectSandboxRequest, name=name)
         return inspection_replies.report(await self.answered(self.sandboxes.InspectSandbox, request))
 
     async def list_failures(self, pool: str | None = None) -> list[SandboxFailure]:
         """Why sandboxes failed of late, the oldest first; of all pools when None. Raises PoolNotFound."""
-        request = pb.ListFailuresRequest(pool=POOL_PREFIX + pool if pool else "")
+        request = requests.message(pb.ListFailuresRequest, pool=POOL_PREFIX + pool if pool else "")
         reply = await self.answered(self.sandboxes.ListFailures, request)
         return [inspection_replies.failure(each) for each in reply.failures]
 
     async def list_sandboxes(self, pool: str | None = None) -> AsyncIterator[SandboxInfo]:
         """All sandboxes, oldest first."""
-        request = pb.ListSandboxesRequest(pool=POOL_PREFIX + pool if pool else "", page_size=1000)
+        name = POOL_PREFIX + pool if pool else ""
+        request = requests.message(pb.ListSandboxesRequest, pool=name, page_size=1000)
         while True:
             reply = await self.answered(self.sandboxes.ListSandboxes, request)
             for sandbox in reply.sandboxes:
@@ -294,8 +296,9 @@ class Box(RemoteFiles, RemoteCommands):
         Processes do not carry over, nor does what lies in `/tmp`. Raises PoolFull, StartFailed, SandboxLost.
         """
         self._check()
-        request = pb.ForkSandboxRequest(
-            name=self.name, count=count, ttl=None if ttl is None else duration(ttl), labels=labels
+        given = None if ttl is None else requests.span(ttl, "ttl")
+        request = requests.message(
+            pb.ForkSandboxRequest, name=self.name, count=count, ttl=given, labels=labels
         )
         forks = await self._client.lease_forks(request)
         try:
@@ -309,7 +312,8 @@ class Box(RemoteFiles, RemoteCommands):
         """
         self._check()
         with translated():
-            reply = await self._stub.SnapshotSandbox(pb.SnapshotSandboxRequest(name=self.name, image=image))
+            request = requests.message(pb.SnapshotSandboxRequest, name=self.name, image=image)
+            reply = await self._stub.SnapshotSandbox(request)
         return int(reply.size_bytes)
 
     async def exec(

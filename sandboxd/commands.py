@@ -21,6 +21,8 @@ async def execute(arguments: argparse.Namespace) -> int:
     """`sandboxd exec`: 0 when the command ended with 0; else 1 and one line that says how it ended."""
     if arguments.tty and not (sys.stdin and sys.stdin.isatty()):
         raise ConfigError("exec --tty: standard input is not a terminal; leave out --tty")
+    if not arguments.wait >= 0:
+        raise ConfigError(f"exec --wait {arguments.wait:g}: must be a number of seconds, not negative")
     async with (
         Client(arguments.address) as client,
         client.acquire(arguments.pool, timeout=arguments.wait) as box,

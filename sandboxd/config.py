@@ -6,17 +6,24 @@ refused with the nearest known one; every message names the key, the value and t
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from sandboxd import addresses
 from sandboxd.backends.faults import Fault
 from sandboxd.care import Care
+from sandboxd.config_faults import Section, explain
 from sandboxd.ledger import Bounds
 from sandboxd.pacing import Pace
 from sandboxd.pool import PoolOptions
@@ -59,11 +66,7 @@ Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """What one sandbox may use."""
 
     memory_bytes: Annotated[int, Field(ge=16 << 20)] | None = 512 << 20
@@ -79,7 +82,7 @@ class LimitsConfig(_Section):
     memory, where it counts against `memory_bytes`, too; Docker does not enforce it."""
 
 
-class RetryConfig(_Section):
+class RetryConfig(Section):
     """How a failed start is repeated."""
 
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
@@ -92,7 +95,7 @@ class RetryConfig(_Section):
     """No pause is longer than this."""
 
 
-class PoolConfig(_Section):
+class PoolConfig(Section):
     """One pool of equal sandboxes."""
 
     backend: Literal["namespace", "docker", "fake"] = "namespace"
@@ -151,6 +154,30 @@ class PoolConfig(_Section):
             raise ValueError("must be an absolute path")
         return value
 
+    @field_validator("image", "runtime")
+    @classmethod
+    def _named(cls, value: str | None) -> str | None:
+        if value == "":
+            raise ValueError("must be a name; leave the key out for none")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _visible(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(f"environment name {name!r} is not one that a program can see")
+        return value
+
+    @field_validator("cwd", "setup")
+    @classmethod
+    def _runnable(cls, value: str | list[str]) -> str | list[str]:
+        if value and not value[0]:
+            raise ValueError("must begin with the program to run")
+        if any("\0" in word for word in value):
+            raise ValueError("must not contain a zero byte")
+        return value
+
     @field_validator("warm_limit")
     @classmethod
     def _above_warm(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -171,6 +198,12 @@ class PoolConfig(_Section):
         if value > info.data.get("start_limit", value):
             raise ValueError(f"must not be above start_limit, which is {info.data['start_limit']}")
         return value
+
+    @model_validator(mode="after")
+    def _has_image(self) -> PoolConfig:
+        if self.backend == "docker" and self.image is None:
+            raise ValueError("the docker backend has no image of its own: set image")
+        return self
 
     def template(self, name: str) -> Template:
         """What the backend needs to know."""
@@ -214,21 +247,21 @@ class PoolConfig(_Section):
         )
 
 
-class TenantConfig(_Section):
+class TenantConfig(Section):
     """One of those that share the pools."""
 
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
     """Its share of what waiting callers are given, beside the weights of the others that wait."""
 
 
-class FakeConfig(_Section):
+class FakeConfig(Section):
     """How the fake backend behaves."""
 
     start_seconds: Annotated[float, Field(ge=0)] = 0.0
     """How long a start takes, in seconds."""
 
 
-class Config(_Section):
+class Config(Section):
     """The whole file."""
 
     state_dir: Path = Field(default_factory=default_state_dir)
@@ -284,9 +317,19 @@ class Config(_Section):
     @field_validator("metrics", "web")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        host, _, port = (value or ":").rpartition(":")
-        if value is not None and not (host and port.isdecimal()):
-            raise ValueError("must be HOST:PORT, as in 127.0.0.1:9464")
+        if value is not None:
+            try:
+                addresses.split(value)
+            except ValueError:
+                raise ValueError("must be HOST:PORT, as in 127.0.0.1:9464") from None
+        return value
+
+    @field_validator("state_dir", "images_dir", mode="before")
+    @classmethod
+    def _directory(cls, value: object) -> object:
+        # Not the working directory, whatever lies there: a variable of a shell was empty.
+        if value == "":
+            raise ValueError("must be a directory; leave it out for the default")
         return value
 
     @field_validator("tenants")
@@ -349,48 +392,3 @@ def load(path: Path | None, **overrides: object) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{path or 'settings'}: {explain(error, Config)}") from error
-
-
-# What a daemon is built on: it takes a new one to change it.
-WEB_KEYS = ("web", "web_names", "web_token_file", "web_runs")
-FIXED_KEYS = ("state_dir", "images_dir", "listen", "metrics", *WEB_KEYS, "fake", "faults", "fault_seed")
-
-
-def check_changeable(before: Config, after: Config) -> None:
-    """Raises ConfigError for the first difference that a running daemon cannot take over."""
-    for key in FIXED_KEYS:
-        if getattr(before, key) != getattr(after, key):
-            raise ConfigError(
-                f"{key} cannot change while the daemon runs: change it back, or restart the daemon"
-            )
-    for name in before.pools.keys() & after.pools:
-        old, new = before.pools[name].backend, after.pools[name].backend
-        if old != new:
-            raise ConfigError(
-                f"pools.{name}.backend cannot change from {old!r} to {new!r} while the daemon runs: give the"
-                " pool another name, or restart the daemon"
-            )
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first fault in one line: `key = value: what is wrong`, with the nearest key for unknown ones."""
-    fault = error.errors()[0]
-    key = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        known = _known_keys(model, fault["loc"][:-1])
-        nearest = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known here: {', '.join(known)}"
-        return f"unknown key {key!r} = {fault['input']!r}; {hint}"
-    message = fault["msg"].removeprefix("Value error, ")
-    return f"{key} = {fault['input']!r}: {message[0].lower()}{message[1:]}"
-
-
-def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys of the section at `location`, found by walking the model's annotations."""
-    current: Any = model
-    for part in location:
-        if isinstance(current, type) and issubclass(current, BaseModel):
-            current = current.model_fields[str(part)].annotation if part in current.model_fields else None
-        else:
-            current = next((a for a in getattr(current, "__args__", ()) if a is not str), None)
-    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []

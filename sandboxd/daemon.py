@@ -14,10 +14,9 @@ import logging
 import os
 import resource
 import signal
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -35,6 +34,7 @@ from sandboxd.health_checks import HealthChecks
 from sandboxd.heap import keep_freed
 from sandboxd.journal_file import JournalFile
 from sandboxd.lifetime import Tasks
+from sandboxd.listening import listen
 from sandboxd.pool_service import PoolService
 from sandboxd.pools import Pools
 from sandboxd.priority import come_first
@@ -166,55 +166,6 @@ class _OneQueue:
         """The generic handlers serve them all."""
 
 
-def _listen(server: grpc.aio.Server, config: Config, bound: contextlib.ExitStack) -> list[str]:
-    """Binds every address and returns them with the ports that were given. Raises ConfigError.
-
-    `bound` removes the sockets, which a server that was never started leaves behind.
-    """
-    given = []
-    for address in config.addresses():
-        path = address.removeprefix("unix:")
-        try:
-            if path != address:
-                given.append(_listen_on_socket(server, Path(path), own=Path(path).parent == config.state_dir))
-                bound.callback(Path(path).unlink, missing_ok=True)
-            else:
-                given.append(_listen_on_port(server, address))
-        except (OSError, RuntimeError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise ConfigError(f"listen = {address!r}: {why}; name another with --listen") from error
-    return given
-
-
-def _listen_on_socket(server: grpc.aio.Server, path: Path, *, own: bool) -> str:
-    if own:
-        # The lock on the state directory is ours, so a socket in it is a dead daemon's.
-        path.unlink(missing_ok=True)
-    if path.exists():
-        raise FileExistsError(17, "the path exists; remove it")
-    _try_to_bind(socket.AF_UNIX, str(path))
-    path.unlink()
-    server.add_insecure_port(f"unix:{path}")
-    path.chmod(0o600)
-    return f"unix:{path}"
-
-
-def _listen_on_port(server: grpc.aio.Server, address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError("an address is unix:/path or host:port")
-    for family, _, _, _, target in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
-        _try_to_bind(family, target)
-    return f"{host}:{server.add_insecure_port(address)}"
-
-
-def _try_to_bind(family: int, target: Any) -> None:
-    """Raises OSError with the reason: gRPC says only that it failed, and prints lines of its own."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(target)
-
-
 class Control:
     """What the process of a daemon may tell it while it runs.
 
@@ -269,7 +220,7 @@ async def running(
             recording.watch(upkeep.pools.stats)
         checks = HealthChecks(servicer, upkeep)
         bound = stack.enter_context(contextlib.ExitStack())
-        addresses = _listen(server, config, bound)
+        addresses = listen(server, config, bound)
         await stack.enter_async_context(page(config, upkeep.pools))
         # Callers wait from now on; an address that is taken has ended no lease.
         await stack.enter_async_context(upkeep.run())

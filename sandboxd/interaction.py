@@ -10,7 +10,7 @@ import grpc
 
 from sandboxd import replies
 from sandboxd.errors import SandboxdError, SandboxLost
-from sandboxd.requests import in_pieces
+from sandboxd.requests import in_pieces, message
 from sandboxd.status import translated
 from sandboxd.types import Event, Exited
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -66,11 +66,11 @@ class Interaction:
 
     async def signal(self, number: int) -> None:
         """Signals the command's process group; on a terminal, the group in its foreground."""
-        await self._tell(pb.InteractCommandRequest(signal=number))
+        await self._tell(message(pb.InteractCommandRequest, signal=number))
 
     async def resize(self, rows: int, columns: int) -> None:
         """The terminal has a new size; nothing without one."""
-        size = pb.TerminalSize(rows=rows, columns=columns)
+        size = message(pb.TerminalSize, rows=rows, columns=columns)
         await self._tell(pb.InteractCommandRequest(resize=size))
 
     async def _tell(self, request: pb.InteractCommandRequest) -> None:

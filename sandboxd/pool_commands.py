@@ -22,8 +22,10 @@ async def reload(arguments: argparse.Namespace) -> int:
 async def prewarm(arguments: argparse.Namespace) -> int:
     """`sandboxd prewarm`: announces, and says what the pool will do."""
     for option in ("by", "grace"):
-        if getattr(arguments, option) < 0:
+        if not getattr(arguments, option) >= 0:
             raise ConfigError(f"prewarm --{option} {getattr(arguments, option):g}: must not be negative")
+    if not arguments.count and not arguments.id:
+        raise ConfigError("prewarm 0: withdraws an announcement; name it with --id ID")
     async with Client(arguments.address) as client:
         plan = await client.prewarm(
             arguments.pool,

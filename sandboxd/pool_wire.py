@@ -26,7 +26,9 @@ def resize(target: Pool, wanted: pb.Pool) -> None:
     stats = target.stats()
     warm = wanted.warm_count_target if wanted.HasField("warm_count_target") else stats.warm_target
     size = wanted.size_limit if wanted.HasField("size_limit") else stats.size_limit
-    if not 0 <= warm <= size or not 1 <= size <= COUNT_LIMIT:
+    if not 1 <= size <= COUNT_LIMIT:
+        raise InvalidRequest(f"size_limit {size} must be from 1 to {COUNT_LIMIT}")
+    if not 0 <= warm <= size:
         raise InvalidRequest(f"warm_count_target {warm} must be from 0 to size_limit {size}")
     # A target that follows demand is not made the least that is kept because something else is changed.
     target.resize(warm_target=warm if wanted.HasField("warm_count_target") else None, size_limit=size)

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from sandboxd import replies, requests
 from sandboxd.errors import SandboxLost
 from sandboxd.replies import ExecResult
-from sandboxd.requests import CommandOptions, Word
+from sandboxd.requests import CommandOptions, Word, message
 from sandboxd.status import translated
 from sandboxd.types import CommandInfo, Event
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -31,8 +31,12 @@ class DetachedCommand:
         Of each stream the last 1 MiB is kept. When what was asked for is older, or this reader falls behind,
         the next piece's offset says what is missing. Leaving the iterator leaves the command as it is.
         """
-        request = pb.AttachCommandRequest(
-            name=self._sandbox, command_id=self.id, stdout_offset=stdout_offset, stderr_offset=stderr_offset
+        request = message(
+            pb.AttachCommandRequest,
+            name=self._sandbox,
+            command_id=self.id,
+            stdout_offset=stdout_offset,
+            stderr_offset=stderr_offset,
         )
         call = self._stub.AttachCommand(request)
         try:
@@ -55,7 +59,7 @@ class DetachedCommand:
         """Signals its process group; on a terminal, the group in its foreground. Dropped after its end."""
         with translated():
             await self._stub.SignalCommand(
-                pb.SignalCommandRequest(name=self._sandbox, command_id=self.id, signal=number)
+                message(pb.SignalCommandRequest, name=self._sandbox, command_id=self.id, signal=number)
             )
 
     async def forget(self) -> None:

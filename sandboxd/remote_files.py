@@ -18,7 +18,7 @@ from sandboxd.errors import FileFailed
 from sandboxd.guest import packing
 from sandboxd.guest.files import write_all
 from sandboxd.lifetime import in_thread
-from sandboxd.requests import Word, as_bytes, in_pieces
+from sandboxd.requests import Word, as_bytes, in_pieces, message
 from sandboxd.status import translated
 from sandboxd.types import FileInfo
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -38,9 +38,9 @@ class RemoteFiles:
 
     async def write_file(self, path: Word, data: bytes, *, mode: int = 0o644) -> int:
         """Replaces a file atomically; returns its size."""
+        target = message(pb.WriteFileRequest.Target, name=self.name, path=as_bytes(path), mode=mode)
 
         async def messages() -> AsyncIterator[pb.WriteFileRequest]:
-            target = pb.WriteFileRequest.Target(name=self.name, path=as_bytes(path), mode=mode)
             yield pb.WriteFileRequest(target=target)
             for piece in in_pieces(data):
                 yield pb.WriteFileRequest(data=piece)
@@ -51,7 +51,9 @@ class RemoteFiles:
     async def read_file(self, path: Word, *, offset: int = 0, limit: int | None = None) -> bytes:
         """Reads a file."""
         target = as_bytes(path)
-        request = pb.ReadFileRequest(name=self.name, path=target, offset=offset, limit_bytes=limit or 0)
+        request = message(
+            pb.ReadFileRequest, name=self.name, path=target, offset=offset, limit_bytes=limit or 0
+        )
         return b"".join([piece async for piece in _data(self._stub.ReadFile(request))])
 
     async def stat_file(self, path: Word) -> FileInfo:

@@ -15,11 +15,11 @@ from sandboxd import replies
 from sandboxd.errors import BackendUnavailable
 from sandboxd.patience import Patience
 from sandboxd.replies import PrewarmPlan
+from sandboxd.requests import message, span
 from sandboxd.status import translated
 from sandboxd.types import POOL_PREFIX, PoolStats, Reloaded, Share
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
-from sandboxd.wire import duration
 
 # Calls that the daemon answers at once end after this time at the latest.
 CALL_TIMEOUT_SECONDS = 30.0
@@ -45,7 +45,7 @@ class RemotePools:
 
     async def get_pool(self, pool: str) -> PoolStats:
         """Counts and totals of one pool. Raises PoolNotFound."""
-        request = pb.GetPoolRequest(name=POOL_PREFIX + pool)
+        request = message(pb.GetPoolRequest, name=POOL_PREFIX + pool)
         reply = await self.answered(self.pools.GetPool, request)
         return replies.stats(reply)
 
@@ -66,7 +66,7 @@ class RemotePools:
         self, pool: str, *, warm: int | None = None, size_limit: int | None = None
     ) -> PoolStats:
         """Changes a pool's target or limit until the daemon restarts."""
-        wanted = pb.Pool(name=POOL_PREFIX + pool, warm_count_target=warm, size_limit=size_limit)
+        wanted = message(pb.Pool, name=POOL_PREFIX + pool, warm_count_target=warm, size_limit=size_limit)
         reply = await self.answered(self.pools.UpdatePool, pb.UpdatePoolRequest(pool=wanted))
         return replies.stats(reply)
 
@@ -84,11 +84,12 @@ class RemotePools:
         Those that nobody acquires are kept `grace` seconds longer (a minute). The same `announcement_id`
         again changes what was announced, and a count of 0 withdraws it. Raises PoolNotFound, InvalidRequest.
         """
-        request = pb.PrewarmPoolRequest(
+        request = message(
+            pb.PrewarmPoolRequest,
             name=POOL_PREFIX + pool,
             count=count,
-            within=duration(by),
-            grace=None if grace is None else duration(grace),
+            within=span(by, "by"),
+            grace=None if grace is None else span(grace, "grace"),
             announcement_id=announcement_id or uuid.uuid4().hex,
         )
         return replies.prewarm_plan(await self.answered(self.pools.PrewarmPool, request))
@@ -121,8 +122,11 @@ class RemotePools:
     async def _watched(
         self, pool: str, interval: float, heartbeat: float
     ) -> AsyncGenerator[dict[str, PoolStats], None]:
-        request = pb.WatchPoolRequest(
-            name=POOL_PREFIX + pool, min_interval=duration(interval), heartbeat=duration(heartbeat)
+        request = message(
+            pb.WatchPoolRequest,
+            name=POOL_PREFIX + pool,
+            min_interval=span(interval, "interval"),
+            heartbeat=span(heartbeat, "heartbeat"),
         )
         while True:
             reader = _Reader(HEARTBEATS_MISSED * heartbeat)

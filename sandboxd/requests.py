@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
+from google.protobuf import duration_pb2
+
+from sandboxd.errors import InvalidRequest
 from sandboxd.types import POOL_PREFIX, QueuePosition
 from sandboxd.v1 import sandbox_service_pb2 as pb
-from sandboxd.wire import OUTPUT_PIECE_BYTES, duration
+from sandboxd.wire import LONGEST_SECONDS, OUTPUT_PIECE_BYTES, duration
 
 Word = str | bytes | os.PathLike[str]
+Message = TypeVar("Message")
 
 
 # How often a caller that asked for it hears where it stands.
@@ -57,6 +61,28 @@ def as_bytes(word: Word) -> bytes:
     return os.fsencode(word)
 
 
+def message(kind: Callable[..., Message], **fields: Any) -> Message:
+    """A message of these fields. Raises InvalidRequest for a value that no message can carry: a number with
+    more bits than the field has, or text that is no Unicode.
+    """
+    try:
+        return kind(**fields)
+    except ValueError:
+        for name, value in fields.items():
+            try:
+                kind(**{name: value})
+            except ValueError as error:
+                raise InvalidRequest(f"{name} = {value!r}: {error}") from None
+        raise
+
+
+def span(value: float, field: str) -> duration_pb2.Duration:
+    """So many seconds. Raises InvalidRequest where they are no number; the daemon says what it allows."""
+    if not abs(value) <= LONGEST_SECONDS:
+        raise InvalidRequest(f"{field} = {value:g} s must be at most {LONGEST_SECONDS:g} s")
+    return duration(value)
+
+
 def in_pieces(data: bytes) -> Iterator[bytes]:
     """The data in parts that fit into a message."""
     for begin in range(0, len(data), OUTPUT_PIECE_BYTES):
@@ -65,14 +91,14 @@ def in_pieces(data: bytes) -> Iterator[bytes]:
 
 def acquire(pool: str, options: AcquireOptions) -> pb.AcquireSandboxRequest:
     """The message that leases a sandbox."""
-    return pb.AcquireSandboxRequest(**_acquire_fields(pool, options))
+    return message(pb.AcquireSandboxRequest, **_acquire_fields(pool, options))
 
 
 def acquire_gang(pool: str, count: int, options: AcquireOptions) -> pb.AcquireSandboxesRequest:
     """The message that leases several, all or none."""
     interval = None if options.get("on_wait") is None else duration(POSITION_INTERVAL_SECONDS)
-    return pb.AcquireSandboxesRequest(
-        count=count, position_interval=interval, **_acquire_fields(pool, options)
+    return message(
+        pb.AcquireSandboxesRequest, count=count, position_interval=interval, **_acquire_fields(pool, options)
     )
 
 
@@ -80,7 +106,7 @@ def _acquire_fields(pool: str, options: AcquireOptions) -> dict[str, Any]:
     ttl = options.get("ttl")
     return {
         "pool": POOL_PREFIX + pool,
-        "ttl": None if ttl is None else duration(ttl),
+        "ttl": None if ttl is None else span(ttl, "ttl"),
         "labels": options.get("labels"),
         "request_id": options.get("request_id") or uuid.uuid4().hex,
         "priority": options.get("priority", 0),
@@ -93,7 +119,8 @@ def command(
 ) -> pb.ExecCommandRequest:
     """The message that runs `argv` in the sandbox of this resource name."""
     timeout, cwd, size = options.get("timeout"), options.get("cwd"), options.get("terminal")
-    return pb.ExecCommandRequest(
+    return message(
+        pb.ExecCommandRequest,
         name=sandbox,
         argv=[as_bytes(word) for word in argv],
         cwd=as_bytes(cwd) if cwd is not None else b"",
@@ -102,8 +129,8 @@ def command(
             for name, value in (options.get("env") or {}).items()
         ],
         stdin=stdin,
-        timeout=None if timeout is None else duration(timeout),
+        timeout=None if timeout is None else span(timeout, "timeout"),
         output_limit_bytes=options.get("output_limit") or 0,
         output_tail_bytes=options.get("output_tail") or 0,
-        terminal=None if size is None else pb.TerminalSize(rows=size[0], columns=size[1]),
+        terminal=None if size is None else message(pb.TerminalSize, rows=size[0], columns=size[1]),
     )

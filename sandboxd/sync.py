@@ -25,9 +25,10 @@ class SyncClient:
     """`with SyncClient() as client, client.acquire("python") as box: box.exec([...])`."""
 
     def __init__(self, address: str | None = None) -> None:
+        # First: it hears at once of an address that is none.
+        self._offered = Client(address)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sandboxd client", daemon=True)
-        self._address = address
 
     def __enter__(self) -> SyncClient:
         self._thread.start()
@@ -48,7 +49,7 @@ class SyncClient:
 
     async def _live(self, opened: asyncio.Future[Client]) -> None:
         """Holds the client open in one task, which must both enter and leave it."""
-        async with Client(self._address) as client:
+        async with self._offered as client:
             opened.set_result(client)
             await self._closing.wait()
 

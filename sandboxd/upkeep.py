@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from sandboxd.backend_set import BackendSet
 from sandboxd.clock import Clock
-from sandboxd.config import Config, ConfigError, check_changeable
+from sandboxd.config import Config, ConfigError
+from sandboxd.config_changes import check_changeable
 from sandboxd.doctor.facts import Facts
 from sandboxd.doctor.serving import Carried, without
 from sandboxd.errors import Draining, InvalidRequest, PoolNotFound

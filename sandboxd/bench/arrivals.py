@@ -19,6 +19,8 @@ PATIENCE_SECONDS = 60.0
 WINDOWS = 10
 # More sandboxes than these are not started at once, however far the daemon falls behind.
 SIZE_LIMIT = 1000
+# Each is remembered with its times.
+CALLERS_MOST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,13 @@ class Options:
     seed: int = 0
 
     def due(self) -> tuple[float, ...]:
-        """When callers come. Raises ConfigError when none does."""
+        """When callers come. Raises ConfigError when none does, or more than can be told apart."""
+        mean = self.last if self.shape == "poisson" else (self.first + self.last) / 2
+        if mean * self.seconds > CALLERS_MOST:
+            raise ConfigError(
+                f"bench {self.shape}: {mean * self.seconds:.3g} callers are more than {CALLERS_MOST}; lower"
+                " the rate or --seconds"
+            )
         if self.shape == "poisson":
             moments = plan.poisson(self.last, self.seconds, self.seed)
         else:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Baseline = Callable[[Bare], Result]
 
 CLIENTS_MOST = 64
+START_LIMIT_MOST = 1024
 
 
 async def _burst(arguments: argparse.Namespace) -> int:
@@ -86,12 +87,12 @@ async def _sweep(arguments: argparse.Namespace) -> int:
 async def _open_loop(arguments: argparse.Namespace) -> int:
     _check(arguments, warm=0, hold=0.0)
     first = getattr(arguments, "first", 0.0)
-    if arguments.last <= 0 or first < 0:
-        raise ConfigError(
-            f"bench {arguments.shape}: {arguments.last:g} callers a second; the rate must be above 0"
-        )
-    if arguments.seconds <= 0:
-        raise ConfigError(f"--seconds {arguments.seconds:g}: must be above 0")
+    for rate, allowed in ((first, first >= 0), (arguments.last, arguments.last > 0)):
+        if not (allowed and rate < float("inf")):
+            raise ConfigError(
+                f"bench {arguments.shape}: {rate:g} callers a second; a rate must be above 0, --from may be 0"
+            )
+    _check_seconds(arguments)
     options = arrivals.Options(
         shape=arguments.shape,
         first=first,
@@ -108,6 +109,7 @@ async def _open_loop(arguments: argparse.Namespace) -> int:
 
 async def _churn(arguments: argparse.Namespace) -> int:
     _check(arguments, "callers", "warm")
+    _check_seconds(arguments)
     options = churn.Options(
         target=await _target(arguments),
         callers=arguments.callers,
@@ -169,6 +171,7 @@ async def _telemetry(arguments: argparse.Namespace) -> int:
 
 async def _bombs(arguments: argparse.Namespace) -> int:
     _check(arguments, "count", "bombs")
+    _check_seconds(arguments)
     if arguments.backend == "fake":
         raise ConfigError("bench bombs --backend fake: its commands are plain processes of this host")
     options = bombs.Options(
@@ -192,7 +195,7 @@ async def _starts(arguments: argparse.Namespace) -> int:
 
 
 async def _chaos(arguments: argparse.Namespace) -> int:
-    _check(arguments, "count", "size", "held")
+    _check(arguments, "count", "size", "held", kills=0)
     options = chaos.Options(
         count=arguments.count,
         target=await _target(arguments),
@@ -241,6 +244,9 @@ def _check(arguments: argparse.Namespace, *counts: str, **least: float) -> None:
         # Now, and not when all is measured.
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{option} {path}: there is no directory {path.parent}")
+    limit = getattr(arguments, "start_limit", None)
+    if limit is not None and not 1 <= limit <= START_LIMIT_MOST:
+        raise ConfigError(f"--start-limit {limit}: must be from 1 to {START_LIMIT_MOST}")
     clients = getattr(arguments, "clients", 1)
     if not 1 <= clients <= CLIENTS_MOST:
         raise ConfigError(f"--clients {clients}: must be from 1 to {CLIENTS_MOST}")
@@ -249,6 +255,12 @@ def _check(arguments: argparse.Namespace, *counts: str, **least: float) -> None:
             "--baseline docker-sdk needs the name of an image that is there: --image NAME, or"
             " --baseline-image NAME where the backend itself uses none"
         )
+
+
+def _check_seconds(arguments: argparse.Namespace) -> None:
+    """How long the load lasts. Raises ConfigError."""
+    if not 0 < arguments.seconds < float("inf"):
+        raise ConfigError(f"--seconds {arguments.seconds:g}: must be above 0")
 
 
 async def _target(arguments: argparse.Namespace) -> Target:

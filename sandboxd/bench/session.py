@@ -27,6 +27,8 @@ from sandboxd.replies import ExecResult
 from sandboxd.types import PoolStats
 
 POOL = "bench"
+# As the settings allow.
+POOL_MOST = 100_000
 # What the bare Docker SDK is called beside the backends.
 BARE = "docker-sdk"
 ACQUIRE_TIMEOUT_SECONDS = 600.0
@@ -79,7 +81,9 @@ class PoolOptions:
     """Of the environment of a daemon of the bench's own."""
 
     def settings(self, target: Target) -> str:
-        """The file of settings of a daemon with such a pool."""
+        """The file of settings of a daemon with such a pool. Raises ConfigError."""
+        if self.size > POOL_MOST:
+            raise ConfigError(f"{self.size} sandboxes at once are more than a pool may have: {POOL_MOST}")
         lines = []
         if target.faults:
             lines = [f"faults = {toml_value(list(target.faults))}", f"fault_seed = {target.fault_seed}"]
@@ -87,7 +91,7 @@ class PoolOptions:
             f"[pools.{POOL}]",
             f"backend = {toml_value(target.backend)}",
             f"warm = {self.warm}",
-            f"size_limit = {2 * self.size + 64}",
+            f"size_limit = {min(2 * self.size + 64, POOL_MOST)}",
             f"waiting_limit = {self.size if self.waiting is None else self.waiting}",
             "ttl_seconds = 3600",
         ]

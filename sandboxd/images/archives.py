@@ -66,6 +66,12 @@ def read_archive(path: Path) -> ImageArchive:
             index = {} if first.isdisjoint(("manifest.json", "index.json")) else _index(archive)
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror or error}") from error
+    except tarfile.ReadError as error:
+        # The library says so once for each way to pack a tar archive, a line each.
+        raise ImageError(
+            f"{path} is not a tar archive, or a damaged one; give what `docker save` writes, an OCI archive"
+            " or the tar of a root file system"
+        ) from error
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ImageError(f"{path} is not a tar archive, or a damaged one: {error}") from error
     blobs = _Blobs(path, index)
@@ -227,8 +233,8 @@ def _image(config: dict[str, Any], layers: list[Callable[[], IO[bytes]]]) -> Ima
 def _variable(pair: str) -> tuple[str, str]:
     name, _, value = pair.partition("=")
     try:
-        if b"\0" in os.fsencode(pair):
-            raise ValueError("a NUL byte")
+        if not name or b"\0" in os.fsencode(pair):
+            raise ValueError("no name, or a NUL byte")
     except ValueError as error:
         raise ImageError(f"the image's environment has {pair!r}, which no command can be given") from error
     return name, value

@@ -45,6 +45,10 @@ async def import_image(store: ImageStore, source: str, name: str, say: Say) -> I
 async def _as_file(store: ImageStore, source: str, say: Say) -> AsyncIterator[Path]:
     """The source as a file that can be read more than once."""
     image = source.removeprefix(ENGINE_PREFIX)
+    if not image:
+        raise ImageError(
+            f"source {source!r} names nothing; give an archive, - for standard input, or {ENGINE_PREFIX}IMAGE"
+        )
     if source == STANDARD_INPUT or image != source:
         with store.partial() as directory:
             path = directory / "archive.tar"
@@ -58,9 +62,8 @@ async def _as_file(store: ImageStore, source: str, say: Say) -> AsyncIterator[Pa
             yield path
         return
     if not await asyncio.to_thread(Path(source).is_file):
-        raise ImageError(
-            f"{source}: no such file; give an archive, - for standard input, or {ENGINE_PREFIX}IMAGE"
-        )
+        what = "no file" if await asyncio.to_thread(Path(source).exists) else "no such file"
+        raise ImageError(f"{source}: {what}; give an archive, - for standard input, or {ENGINE_PREFIX}IMAGE")
     yield Path(source)
 
 

@@ -1,0 +1,267 @@
+"""Values that no call can carry, and addresses that are none: one line that names them, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandboxd import Client, SyncClient, cli, errors
+from sandboxd.config import ConfigError, load
+
+from .conftest import daemon_process
+
+FAKE = '[pools.python]\nbackend = "fake"\nwarm = 1\nsize_limit = 6\n'
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with daemon_process(tmp_path_factory.mktemp("bad"), FAKE) as address:
+        yield address
+
+
+VALUES: dict[str, tuple[Callable[[Client], Awaitable[object]], str]] = {
+    "a wait that is no number": (
+        lambda client: leased(client.acquire("python", timeout=math.nan)),
+        "timeout = nan s is no number",
+    ),
+    "an endless lease": (
+        lambda client: leased(client.acquire("python", ttl=math.inf)),
+        "ttl = inf s must be at most 1e+07 s",
+    ),
+    "a priority of too many bits": (
+        lambda client: leased(client.acquire("python", priority=1 << 40)),
+        "priority = 1099511627776",
+    ),
+    "a gang of too many bits": (
+        lambda client: leased(client.acquire_gang("python", 1 << 40)),
+        "count = 1099511627776",
+    ),
+    "a name that is no Unicode": (lambda client: client.get_pool("\udcff"), "name = 'pools/\\udcff'"),
+    "a target of too many bits": (
+        lambda client: client.update_pool("python", warm=1 << 40),
+        "warm_count_target = 1099511627776",
+    ),
+    "a limit of nothing": (
+        lambda client: client.update_pool("python", size_limit=0),
+        "size_limit 0 must be from 1 to",
+    ),
+    "a limit beyond all": (
+        lambda client: client.update_pool("python", size_limit=99_999_999),
+        "size_limit 99999999 must be from 1 to",
+    ),
+    "demand at no time": (lambda client: client.prewarm("python", 1, by=math.nan), "by = nan s"),
+    "demand after the end of time": (lambda client: client.prewarm("python", 1, by=1e300), "by = 1e+300 s"),
+    "a watch that never looks": (lambda client: watched(client, math.inf), "interval = inf s"),
+    "a command without end": (
+        lambda client: within(client, lambda box: box.exec(["true"], timeout=math.inf)),
+        "timeout = inf s must be at most 1e+07 s",
+    ),
+    "an offset of too many bits": (
+        lambda client: within(client, lambda box: box.read_file("x", offset=1 << 70)),
+        f"offset = {1 << 70}",
+    ),
+    "a mode below nothing": (
+        lambda client: within(client, lambda box: box.write_file("x", b"", mode=-1)),
+        "mode = -1",
+    ),
+}
+
+
+async def leased(acquisition: Awaitable[object]) -> object:
+    return await acquisition
+
+
+async def watched(client: Client, interval: float) -> object:
+    return await anext(client.watch_pool("python", interval=interval))
+
+
+async def within(client: Client, use: Callable[..., Awaitable[object]]) -> object:
+    async with client.acquire("python", timeout=30) as box:
+        return await use(box)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", VALUES)
+async def test_a_value_that_no_call_can_carry_is_named(address: str, what: str) -> None:
+    call, words = VALUES[what]
+    async with asyncio.timeout(30), Client(address) as client:
+        with pytest.raises(errors.InvalidRequest) as raised:
+            await call(client)
+        assert words in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.anyio
+async def test_to_wait_without_end_is_to_wait(address: str) -> None:
+    """A deadline too late for gRPC was one that had passed."""
+    async with asyncio.timeout(30), Client(address) as client:
+        for seconds in (math.inf, 1e300):
+            async with client.acquire("python", timeout=seconds) as box:
+                assert (await box.exec(["echo", "hi"])).stdout == b"hi\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("nonsense", "an address is unix:/path or host:port"),
+        ("unix:", "an address is unix:/path or host:port"),
+        ("host:", "an address is unix:/path or host:port"),
+        ("127.0.0.1:99999", "a port is a number from 0 to 65535"),
+        ("127.0.0.1:" + "9" * 5000, "a port is a number from 0 to 65535"),
+        ("127.0.0.1:\u0663", "an address is unix:/path or host:port"),
+        ("unix:/" + "x" * 200, "the path of a unix socket has at most 107 bytes"),
+    ],
+)
+def test_an_address_that_is_none_is_named(given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(errors.InvalidRequest, match=words):
+        Client(given)
+    with pytest.raises(errors.InvalidRequest, match=words):
+        SyncClient(given)
+    assert cli.main(["ls", "--address", given]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (
+            ["exec", "--wait", "nan", "python", "--", "true"],
+            2,
+            "exec --wait nan: must be a number of seconds",
+        ),
+        (["exec", "--wait", "-1", "python", "--", "true"], 2, "exec --wait -1: must be a number of seconds"),
+        (["pool", "set", "python", "--warm", "99999999999999"], 1, "warm_count_target = 99999999999999"),
+        (["prewarm", "python", "5", "--by", "nan"], 2, "prewarm --by nan: must not be negative"),
+        (["prewarm", "python", "5", "--by", "1e300"], 1, "by = 1e+300 s"),
+        (["prewarm", "python", "99999999999"], 1, "count = 99999999999"),
+        (["prewarm", "python", "0"], 2, "name it with --id"),
+        (["ls", "--pool", "\udcff"], 1, "pool = 'pools/\\udcff'"),
+    ],
+)
+def test_a_bad_value_on_the_command_line_is_one_line(
+    address: str, arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = 2 if arguments[0] == "pool" else 1
+    assert cli.main([*arguments[:at], "--address", address, *arguments[at:]]) == code
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ramp", "--from", "nan"], "nan callers a second"),
+        (["ramp", "--from", "-1"], "-1 callers a second"),
+        (["ramp", "--to", "1e12"], "callers are more than 1000000"),
+        (["poisson", "--rate", "inf"], "inf callers a second"),
+        (["churn", "--seconds", "0"], "--seconds 0: must be above 0"),
+        (["churn", "--seconds", "nan"], "--seconds nan: must be above 0"),
+        (["bombs", "--seconds", "-1"], "--seconds -1: must be above 0"),
+        (["chaos", "--kills", "-1"], "--kills -1: must be at least 0"),
+        (["burst", "--start-limit", "0"], "--start-limit 0: must be from 1 to 1024"),
+        (
+            ["burst", "--count", "99999999"],
+            "99999999 sandboxes at once are more than a pool may have: 100000",
+        ),
+    ],
+)
+def test_a_load_that_cannot_be_put_is_refused_before(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["import", "{}", "--name", "x"], "no file; give an archive"),
+        (["import", "", "--name", "x"], "source '' names nothing"),
+        (["import", "docker:", "--name", "x"], "source 'docker:' names nothing"),
+        (["import", "{}/text", "--name", "x"], "is not a tar archive, or a damaged one; give"),
+    ],
+)
+def test_what_is_no_image_is_named_in_one_line(
+    tmp_path: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("hello\n")
+    given = [each.format(tmp_path) for each in arguments]
+    assert cli.main(["image", *given, "--images-dir", str(tmp_path / "images")]) == 1
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--state-dir", "--config"])
+def test_an_empty_path_is_not_this_directory(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a shell makes of a variable that is not set."""
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["serve", option, ""])
+    assert raised.value.code == 2
+    assert f"argument {option}: the path is empty" in capsys.readouterr().err
+
+
+def serve(state: Path, *listen: str) -> list[str]:
+    config = state.with_suffix(".toml")
+    config.write_text(FAKE)
+    options = [word for address in listen for word in ("--listen", address)]
+    command = [sys.executable, "-m", "sandboxd", "serve", "--config", config, "--state-dir", state, *options]
+    return list(map(str, command))
+
+
+def test_the_socket_of_a_killed_daemon_is_no_obstacle(tmp_path: Path) -> None:
+    """Also where it is not in the state directory: a supervisor starts the next one, and nobody tidies up."""
+    path = tmp_path / "elsewhere.sock"
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        with subprocess.Popen(serve(tmp_path / "a", f"unix:{path}"), stdout=subprocess.PIPE) as daemon:
+            assert daemon.stdout is not None
+            assert str(path).encode() in daemon.stdout.readline()
+            second = subprocess.run(
+                serve(tmp_path / "b", f"unix:{path}"), capture_output=True, text=True, timeout=60
+            )
+            assert second.returncode == 2
+            assert "another program serves there; stop it" in second.stderr
+            with SyncClient(f"unix:{path}") as client:
+                assert client.get_pool("python").size_limit == 6
+            daemon.send_signal(end)
+        assert daemon.returncode == (0 if end is signal.SIGTERM else -9)
+        assert path.exists() is (end is signal.SIGKILL)
+
+
+def test_a_file_in_the_place_of_a_socket_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    done = subprocess.run(serve(tmp_path / "a", f"unix:{path}"), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "the path exists and is no socket; remove it" in done.stderr
+    assert path.read_text() == "mine"
+
+
+def test_a_port_out_of_range_is_not_another_port(tmp_path: Path) -> None:
+    """The resolver takes it modulo 65536."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    done = subprocess.run(
+        serve(tmp_path / "a", f"127.0.0.1:{port + 65536}"), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "a port is a number from 0 to 65535" in done.stderr
+    config = tmp_path / "sandboxd.toml"
+    for key in ("metrics", "web"):
+        config.write_text(f'{key} = "127.0.0.1:{port + 65536}"\n')
+        with pytest.raises(ConfigError, match="must be HOST:PORT"):
+            load(config)
