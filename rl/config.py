@@ -9,14 +9,16 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from rl.advantage import AdvantageRule
+from rl.config_section import TOML_WORDS, Section
 from rl.errors import ConfigError
 from rl.losses.recipes import (
     DEFAULT_LENGTH_TOKENS,
@@ -36,11 +38,7 @@ WITHHELD = {"temperature", "top_p", "top_k", "min_p"}
 """Settings that a user may look for and that would bias every importance ratio."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TrainerConfig(_Section):
+class TrainerConfig(Section):
     """How one optimiser step is taken."""
 
     backend: Literal["torch", "fake"] = "torch"
@@ -106,7 +104,7 @@ class TrainerConfig(_Section):
         )
 
 
-class QueueConfig(_Section):
+class QueueConfig(Section):
     """What enters the queue between rollouts and trainer, in which order it leaves, what is given up."""
 
     policy: PolicyName = "windowed"
@@ -124,7 +122,7 @@ class QueueConfig(_Section):
         return QueueRules(self.policy, self.spare_groups, self.min_samples)
 
 
-class EpisodeConfig(_Section):
+class EpisodeConfig(Section):
     """What one attempt may use."""
 
     max_turns: Count = 3
@@ -148,7 +146,7 @@ class EpisodeConfig(_Section):
         return min(self.max_turns * self.turn_tokens, self.context_tokens)
 
 
-class GeneratorConfig(_Section):
+class GeneratorConfig(Section):
     """What draws the tokens."""
 
     backend: Literal["vllm", "fake"] = "vllm"
@@ -167,6 +165,14 @@ class GeneratorConfig(_Section):
     address: str = ""
     """Where servers on other hosts find this one, for `nccl` and `gloo`; found out when empty."""
 
+    @field_validator("servers")
+    @classmethod
+    def _reachable(cls, value: list[str]) -> list[str]:
+        for server in value:
+            if not re.match(r"https?://[^/]", server):
+                raise ValueError(f"{server!r} is no address of a server, as http://127.0.0.1:8000 is")
+        return value
+
     @field_validator("weights")
     @classmethod
     def _servers_take_it(cls, value: str, info: ValidationInfo) -> str:
@@ -178,7 +184,7 @@ class GeneratorConfig(_Section):
         return value
 
 
-class SandboxesConfig(_Section):
+class SandboxesConfig(Section):
     """Where sandboxes come from."""
 
     address: str = Field(default_factory=lambda: os.environ.get("SANDBOXD_ADDRESS", ""))
@@ -198,7 +204,7 @@ class SandboxesConfig(_Section):
     """The longest wait for a lease."""
 
 
-class HeldOutConfig(_Section):
+class HeldOutConfig(Section):
     """What is measured before and after training."""
 
     per_kind: Count = 16
@@ -211,7 +217,7 @@ class HeldOutConfig(_Section):
     """Keep the weights after so many steps, to be measured when the run is over; never when 0."""
 
 
-class Config(_Section):
+class Config(Section):
     """The whole file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
@@ -391,5 +397,5 @@ def explain(error: ValidationError) -> str:
         nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"known here: {', '.join(known)}"
         return f"unknown key {key!r} = {fault['input']!r}; {hint}"
-    message = fault["msg"].removeprefix("Value error, ")
+    message = TOML_WORDS.get(fault["type"], fault["msg"].removeprefix("Value error, "))
     return f"{key} = {fault['input']!r}: {message[0].lower()}{message[1:]}"

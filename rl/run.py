@@ -42,7 +42,15 @@ from rl.sandboxes import DaemonSandboxes, leases_ended, own_daemon
 from rl.saving import Saved, Saver
 from rl.step_log import StepLogs
 from rl.summary import Results, check_sandboxes, summarise
-from rl.tasks import HeldOut, TaskSource, build_held_out, builtin_families, load_family, shipped_families
+from rl.tasks import (
+    HeldOut,
+    TaskSource,
+    UnknownFamily,
+    build_held_out,
+    builtin_families,
+    load_family,
+    shipped_families,
+)
 from rl.telemetry import Telemetry, exported
 from rl.trainer_process import Trainer, start_trainer
 from rl.weights import Publisher, open_segment_file, weights_directory
@@ -128,6 +136,12 @@ def task_source(config: Config) -> TaskSource:
     """The families that the settings name. Raises UnknownFamily."""
     shipped = shipped_families()
     names = config.families or [family.name for family in builtin_families()]
+    for name in names:
+        if name not in shipped and ":" not in name:
+            raise UnknownFamily(
+                f"no task family {name!r}: there are {', '.join(shipped)}, and your own by the name of"
+                " package.module:Class"
+            )
     return TaskSource(shipped[name] if name in shipped else load_family(name) for name in names)
 
 

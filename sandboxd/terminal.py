@@ -12,8 +12,10 @@ import tty
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from sandboxd.client import Box
+from sandboxd.config import ConfigError
 from sandboxd.interaction import Interaction
 from sandboxd.types import Event, Exited, Stderr, Stdout
+from sandboxd.wire import STDIN_LIMIT_BYTES
 
 PIECE_BYTES = 64 << 10
 STDIN = 0
@@ -26,13 +28,14 @@ async def run(
 
     With `on_terminal` it runs on a terminal of this one's size, which passes every key on; with `interactive`
     its input is what comes on standard input; else it is all of standard input, unless that is a terminal.
+    Raises ConfigError where that is more than a command can be given at once.
     """
     if on_terminal:
         with _raw():
             return await _talk(box, argv, timeout, size=_size())
     if interactive:
         return await _talk(box, argv, timeout, size=None)
-    stdin = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    stdin = b"" if sys.stdin is None or sys.stdin.isatty() else await _all_input()
     return await _show(box.stream(argv, stdin=stdin, timeout=timeout))
 
 
@@ -70,6 +73,21 @@ async def _feed(running: Interaction) -> None:
             await running.end_input()
             return
         await running.write(data)
+
+
+async def _all_input() -> bytes:
+    """Standard input to its end. Meanwhile the lease is renewed, and Ctrl-C is heard."""
+    data = bytearray()
+    while True:
+        await _readable()
+        piece = os.read(STDIN, PIECE_BYTES)
+        if not piece:
+            return bytes(data)
+        data += piece
+        if len(data) > STDIN_LIMIT_BYTES:
+            raise ConfigError(
+                f"exec: standard input is longer than {STDIN_LIMIT_BYTES} bytes; add --interactive"
+            )
 
 
 async def _readable() -> None:

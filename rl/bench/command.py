@@ -54,6 +54,10 @@ def add_parser(commands: Any) -> None:
 def bench(arguments: argparse.Namespace, console: Console) -> bool:
     """Runs it and prints what came of it; returns whether all required results hold. Raises ConfigError."""
     began = time.perf_counter()
+    for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
+        # Now, and not when all is measured.
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{option} {path}: there is no directory {path.parent}")
     if arguments.memory is not None:
         if arguments.memory < 1:
             raise ConfigError(f"--memory = {arguments.memory}: at least one episode must be played")

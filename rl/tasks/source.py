@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import random
+import traceback
 from collections.abc import Iterable, Sequence
 
 from rl.tasks.base import Family, FixedSet
@@ -13,6 +14,8 @@ from rl.types import Task
 
 AnyFamily = Family | Sandboxed
 
+PARTS = ("name", "levels", "make")
+"""Without these nothing is a family."""
 HELD_OUT_SHARE = 8  # one question in this many is held out
 ATTEMPTS = 400
 SEEDS_OF_A_RUN = 1_000_000
@@ -113,7 +116,8 @@ class TaskSource:
 
 
 def load_family(path: str) -> AnyFamily:
-    """Import a family named `package.module:Class` and build it."""
+    """Import a family named `package.module:Class` and build it. Raises UnknownFamily, with the place of a
+    fault in its code."""
     module_name, _, class_name = path.partition(":")
     try:
         family: AnyFamily = getattr(importlib.import_module(module_name), class_name)()
@@ -121,6 +125,16 @@ def load_family(path: str) -> AnyFamily:
         raise UnknownFamily(
             f"cannot load task family {path!r} (wanted package.module:Class): {error}"
         ) from error
+    except Exception as error:
+        # Its own code, which may raise anything: a person who writes a task looks for the line.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        at = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+        raise UnknownFamily(
+            f"cannot load task family {path!r}: {type(error).__name__}: {error}{at}"
+        ) from error
+    missing = [part for part in PARTS if not hasattr(family, part)]
+    if missing:
+        raise UnknownFamily(f"{path!r} is no task family: it has no {' and no '.join(missing)} (docs/rl.md)")
     return family
 
 

@@ -35,6 +35,6 @@ def _backend(kind: str, config: Config) -> Backend:
         case "fake":
             from sandboxd.backends.fake import FakeBackend, FakeScript
 
-            return FakeBackend(FakeScript(**config.fake.model_dump()))
+            return FakeBackend(FakeScript(**config.fake.model_dump()), root=config.state_dir / "fake")
         case _:
             raise ValueError(f"no backend {kind!r}")

@@ -48,11 +48,16 @@ class FakeScript:
 
 
 class FakeBackend:
-    """Keeps its sandboxes in this process; `script` may be changed while it runs."""
+    """Keeps its sandboxes in this process, and their files in `root` (the system's place for temporary ones);
+    `script` may be changed while it runs.
+    """
 
     name = "fake"
 
-    def __init__(self, script: FakeScript | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, script: FakeScript | None = None, *, clock: Clock | None = None, root: Path | None = None
+    ) -> None:
+        self._root = root
         self.script = script or FakeScript()
         self.created_total = 0
         self.prepared: list[str] = []
@@ -61,13 +66,18 @@ class FakeBackend:
         self._branches: dict[str, Path] = {}
 
     async def open(self) -> None:
-        """Nothing to prepare."""
+        """Takes away the files of a daemon that was killed; its processes ended with it."""
+        if self._root is not None:
+            await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+            self._root.mkdir(mode=0o700)
 
     async def close(self) -> None:
         for sandbox_id in list(self._alive):
             await self.destroy(sandbox_id)
         for branch in list(self._branches):
             await self.prune(branch)
+        if self._root is not None:
+            await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
 
     async def let_go(self) -> None:
         """Nothing to let go of."""
@@ -94,7 +104,7 @@ class FakeBackend:
         if script.first_failures:
             raise script.first_failures.pop(0)
         self.created_total += 1
-        connection = FakeConnection(template, answering=self._answering())
+        connection = FakeConnection(template, answering=self._answering(), root=self._root)
         self._alive[sandbox_id] = connection
         try:
             if template.branches:
@@ -129,11 +139,13 @@ class FakeBackend:
         del self._alive[sandbox_id]
         if connection.home is not None:
             connection.home.mkdir(mode=0o700)
-        self._alive[new_id] = reset = FakeConnection(template, connection.home, self._answering())
+        self._alive[new_id] = reset = FakeConnection(template, connection.home, self._answering(), self._root)
         return reset
 
     async def branch(self, sandbox_id: str, template: Template, branch: str) -> Template:
-        self._branches[branch] = directory = Path(tempfile.mkdtemp(prefix="sandboxd-fake-branch-"))
+        self._branches[branch] = directory = Path(
+            tempfile.mkdtemp(prefix="sandboxd-fake-branch-", dir=self._root)
+        )
         try:
             source = self._alive.get(sandbox_id)
             if source is None:
@@ -192,9 +204,14 @@ class FakeConnection:
     """A way into one fake sandbox."""
 
     def __init__(
-        self, template: Template, home: Path | None = None, answering: Answering | None = None
+        self,
+        template: Template,
+        home: Path | None = None,
+        answering: Answering | None = None,
+        root: Path | None = None,
     ) -> None:
-        """`home` is where an earlier one's files were; made anew."""
+        """`home` is where an earlier one's files were; made anew. Another is made in `root`."""
+        self._root = root
         self._template = template
         self._answering = answering
         self.home = home
@@ -229,7 +246,7 @@ class FakeConnection:
     def _home(self) -> Path:
         """Made at first use: most sandboxes of a pool test never run a command."""
         if self.home is None:
-            self.home = Path(tempfile.mkdtemp(prefix="sandboxd-fake-"))
+            self.home = Path(tempfile.mkdtemp(prefix="sandboxd-fake-", dir=self._root))
         return self.home
 
     def describe(self) -> dict[str, str]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl.config import Config
+from rl.run import task_source
 from rl.tasks import (
     BENCHMARK,
     Problem,
@@ -195,3 +199,34 @@ def test_mistakes_in_families_are_named() -> None:
     with pytest.raises(UnknownFamily, match="no_such_module"):
         load_family("no_such_module:Thing")
     assert load_family("rl.tasks.sums:Sums").name == "sums"
+    with pytest.raises(UnknownFamily, match="'collections:OrderedDict' is no task family: it has no name"):
+        load_family("collections:OrderedDict")
+    with pytest.raises(
+        UnknownFamily, match=r"no task family 'sumz': there are sums, .* package\.module:Class"
+    ):
+        task_source(Config(families=["sumz"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("own_syntax", "class Mine(:", r"SyntaxError: .*line 1"),
+        ("own_fault", "raise OSError('no such dictionary')", r"OSError: no such dictionary \(.*line 1\)"),
+        (
+            "own_class",
+            "class Mine:\n    def __init__(self):\n        1 / 0",
+            r"ZeroDivisionError: .*line 3\)",
+        ),
+    ],
+)
+def test_a_fault_in_a_family_of_ones_own_is_one_line_with_its_place(
+    tmp_path: Path, name: str, code: str, words: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text(code + "\n")
+    sys.path.append(str(tmp_path))
+    try:
+        with pytest.raises(UnknownFamily, match=words) as raised:
+            load_family(f"{name}:Mine")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert "\n" not in str(raised.value)
