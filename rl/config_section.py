@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -33,6 +34,9 @@ class Section(BaseModel):
             raise ValueError("must be a number, without quotes")
         if bool in allowed and not isinstance(value, bool):
             raise ValueError("must be true or false, without quotes")
+        if Path in allowed and value == "":
+            # Not the working directory, in which a run would move another of its name aside.
+            raise ValueError("must be a directory; leave it out for the default")
         return value
 
 
