@@ -28,7 +28,8 @@ from rl.generator import GeneratorDead, UpdateFailed
 from rl.model import ModelNotFound
 from rl.progress import Progress
 from rl.report import write_report
-from rl.run import find_start, run
+from rl.run import run
+from rl.start import find_start
 from rl.study import add_parser as add_study_parser
 from rl.study import study
 from rl.tasks import UnknownFamily

@@ -6,7 +6,6 @@ refused with the nearest known one; every message names the key, the value and t
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -18,7 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from rl.advantage import AdvantageRule
-from rl.config_section import TOML_WORDS, Section
+from rl.config_faults import explain
+from rl.config_section import Section
 from rl.errors import ConfigError
 from rl.losses.recipes import (
     DEFAULT_LENGTH_TOKENS,
@@ -33,9 +33,6 @@ from rl.policies import PolicyName, QueueRules
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
-
-WITHHELD = {"temperature", "top_p", "top_k", "min_p"}
-"""Settings that a user may look for and that would bias every importance ratio."""
 
 
 class TrainerConfig(Section):
@@ -378,24 +375,4 @@ def load(path: Path | None, overrides: Mapping[str, object]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{path or 'settings'}: {explain(error)}") from error
-
-
-def explain(error: ValidationError) -> str:
-    """The first fault in one line: `key = value: what is wrong`, with the nearest key for an unknown one."""
-    fault = error.errors()[0]
-    location = fault["loc"]
-    key = ".".join(str(part) for part in location)
-    if fault["type"] == "extra_forbidden" and location[-1] in WITHHELD:
-        return (
-            f"{key} = {fault['input']!r}: training draws from the whole policy at temperature 1, for without "
-            "the sampling mask anything else biases the importance ratios; leave it out"
-        )
-    if fault["type"] == "extra_forbidden":
-        section = Config if len(location) == 1 else Config.model_fields[str(location[0])].annotation
-        known = list(getattr(section, "model_fields", {}))
-        nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known here: {', '.join(known)}"
-        return f"unknown key {key!r} = {fault['input']!r}; {hint}"
-    message = TOML_WORDS.get(fault["type"], fault["msg"].removeprefix("Value error, "))
-    return f"{key} = {fault['input']!r}: {message[0].lower()}{message[1:]}"
+        raise ConfigError(f"{path or 'settings'}: {explain(error, Config)}") from error

@@ -1,4 +1,4 @@
-"""What every table of the settings refuses, and the words for it."""
+"""What every table of the settings refuses."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
-
-# What the validator calls by Python's names.
-TOML_WORDS = {
-    "list_type": "must be a list, in brackets",
-    "tuple_type": "must be a list, in brackets",
-    "model_type": "must be a table",
-    "string_type": "must be text, in quotes",
-    "path_type": "must be text, in quotes",
-}
 
 
 class Section(BaseModel):

@@ -30,8 +30,9 @@ from rl.player import Player
 from rl.precision import resolve
 from rl.progress import Progress
 from rl.rollout import Limits, Rollout
-from rl.run import episode_limits, task_source
+from rl.run import task_source
 from rl.sandboxes import DaemonSandboxes, own_daemon
+from rl.session import episode_limits
 from rl.tasks import TaskSource
 from rl.tasks.source import draw_distinct
 from rl.types import Task

@@ -32,8 +32,9 @@ from rl.precision import resolve
 from rl.progress import Progress
 from rl.rehearsal import fake_generator
 from rl.rollout import Rollout
-from rl.run import episode_limits, task_source
+from rl.run import task_source
 from rl.sandboxes import DaemonSandboxes, own_daemon
+from rl.session import episode_limits
 from rl.tasks import TaskSource, build_held_out
 from rl.types import Task
 from sandboxd import Client

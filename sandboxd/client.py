@@ -222,9 +222,7 @@ class Client(RemotePools):
         return self._giving_back.release(box.name, box.ttl)
 
     async def _renew_leases(self) -> None:
-        """Renews each lease when it is due; sleeps until the next one or until one is taken that is due
-        sooner. Those that are due soon are renewed with it: leases taken together come round together.
-        """
+        """Renews each lease when it is due, and with it those that are due soon: they were taken together."""
         while True:
             now = time.monotonic()
             due = [box for box in self._boxes.values() if box.renew_at - box.ttl * RENEW_SLACK <= now]

@@ -32,8 +32,9 @@ from rl.kept_weights import step_directory
 from rl.model import ChatTokenizer, prepare_model
 from rl.precision import resolve
 from rl.referee import Referee
-from rl.run import find_start, task_source
+from rl.run import task_source
 from rl.sandboxes import DaemonSandboxes, own_daemon
+from rl.start import find_start
 from rl.tasks import TaskSource
 from rl.trainer import ADAM_BETAS, prepare_torch
 from rl.types import Task

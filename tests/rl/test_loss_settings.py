@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from rl.config import Config, TrainerConfig, explain, load
+from rl.config import Config, TrainerConfig, load
+from rl.config_faults import explain
 from rl.losses.recipes import RECIPES, LossName, Objective
 
 
@@ -63,8 +64,8 @@ def test_only_dr_grpo_leaves_advantages_undivided() -> None:
 def test_what_does_not_fit_is_refused_in_one_line(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Config.model_validate(values)
-    assert message in explain(caught.value)
-    assert "\n" not in explain(caught.value)
+    assert message in explain(caught.value, Config)
+    assert "\n" not in explain(caught.value, Config)
 
 
 def test_shaping_knows_the_episodes_limit() -> None:

@@ -16,7 +16,9 @@ from rl.curriculum import Uniform
 from rl.errors import ConfigError
 from rl.fakes import FakeTrainer
 from rl.progress import Progress
-from rl.run import Session, Start, find_start, task_source
+from rl.run import task_source
+from rl.session import Session
+from rl.start import Start, find_start
 from rl.tasks import Sums, TaskSource
 
 
