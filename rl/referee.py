@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from rl.boxes import Box
-from rl.side_loop import SideLoop
+from rl.side_loop import SideLoop, TaskLoop
 from rl.tasks.sandboxed import Sandboxed
 from rl.threads import CallFailed, in_own_thread
 from rl.tracing import part
@@ -45,11 +45,11 @@ class Judge(Protocol):
 class Referee:
     """`seconds` bounds each call of a task's code. A plain function is a judge that needs no sandbox."""
 
-    def __init__(self, judge: Judge | Verify, seconds: float) -> None:
+    def __init__(self, judge: Judge | Verify, seconds: float, side: TaskLoop | None = None) -> None:
         self._judge = None if callable(judge) else judge
         self._verify: Verify = judge if callable(judge) else judge.verify
         self._seconds = seconds
-        self._side = SideLoop()
+        self._side = side or SideLoop()
 
     def sandboxed(self, task: Task) -> Sandboxed | None:
         """The task's family when it is judged in the sandbox."""

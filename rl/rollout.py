@@ -80,7 +80,8 @@ class _Attempt:
 class Rollout:
     """Plays episodes. It keeps no state between them, so any number may run at once.
 
-    `judge` is a `TaskSource`, or a function of task and answer when no family is judged in the sandbox.
+    `judge` is a `TaskSource`, or a function of task and answer when no family is judged in the sandbox, or a
+    referee that has one.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Rollout:
         generator: Generator,
         sandboxes: Sandboxes,
         dialogue: Dialogue,
-        judge: Judge | Verify,
+        judge: Judge | Verify | Referee,
         *,
         limits: Limits = Limits(),
         clock: Callable[[], float] = time.monotonic,
@@ -97,7 +98,7 @@ class Rollout:
         self._sandboxes = sandboxes
         self._dialogue = dialogue
         self._dialogues: dict[str, Dialogue] = {}
-        self._referee = Referee(judge, limits.verify_seconds)
+        self._referee = judge if isinstance(judge, Referee) else Referee(judge, limits.verify_seconds)
         self._limits = limits
         self._clock = clock
 

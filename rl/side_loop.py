@@ -11,7 +11,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rl.boxes import Box, ExecResult
 from rl.threads import CallFailed
@@ -86,6 +86,25 @@ class _Side:
             self._loop.close()
 
 
+class TaskLoop(Protocol):
+    """Where a task's code that works on a sandbox runs."""
+
+    async def call(self, make: Callable[[Box], Awaitable[Result]], box: Box) -> Result: ...
+
+    def renew(self) -> None: ...
+
+
+class SameLoop:
+    """The caller's own loop: for simulated time, which passes in no other."""
+
+    async def call(self, make: Callable[[Box], Awaitable[Result]], box: Box) -> Result:
+        """What the coroutine made of a sandbox returns. Raises CallFailed with its error as the cause."""
+        return await _sealed(make(box))
+
+    def renew(self) -> None:
+        """The code was cancelled: nothing is left of it."""
+
+
 class SideLoop:
     """Of one referee; its thread starts with the first call, and ends with the program at the latest."""
 
@@ -116,7 +135,7 @@ class SideLoop:
         return self._side
 
 
-async def _sealed(work: Coroutine[Any, Any, Result]) -> Result:
+async def _sealed(work: Awaitable[Result]) -> Result:
     """An exit or an interrupt in a task's code must not end the loop that it runs on."""
     try:
         return await work

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
+from sandboxd.addresses import PATH_BYTES_LIMIT
 from sandboxd.errors import BackendUnavailable
 from sandboxd.lifetime import ended
 
 READY_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 60.0
+SOCKET_NAME = "sandboxd.sock"
 
 
 @contextlib.asynccontextmanager
@@ -34,11 +37,11 @@ async def child_daemon(
     """
     await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
     log = log or state_dir / "daemon.log"
-    arguments = ["--state-dir", str(state_dir), "--with-parent"]
-    if config is not None:
-        arguments += ["--config", str(config)]
     setting = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
-    with log.open("ab") as errors:
+    with _socket(state_dir) as listen, log.open("ab") as errors:
+        arguments = ["--state-dir", str(state_dir), "--with-parent", *listen]
+        if config is not None:
+            arguments += ["--config", str(config)]
         # Not by the event loop: uvloop forks with gRPC's locks held by who knows whom; this makes no copy.
         process = await asyncio.to_thread(
             subprocess.Popen,
@@ -49,10 +52,26 @@ async def child_daemon(
             # Ctrl-C goes to the whole foreground group; the daemon must outlive its users' last calls.
             start_new_session=True,
         )
+        try:
+            yield await _address(process, log)
+        finally:
+            await _stop(process)
+
+
+@contextlib.contextmanager
+def _socket(state_dir: Path) -> Iterator[list[str]]:
+    """How the daemon is told where to listen: by itself it does so in its state directory.
+
+    Where that directory's path is longer than an address may be, its socket is named by a descriptor of ours.
+    """
+    if len(os.fsencode(state_dir.resolve() / SOCKET_NAME)) <= PATH_BYTES_LIMIT:
+        yield []
+        return
+    directory = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield await _address(process, log)
+        yield ["--listen", f"unix:/proc/{os.getpid()}/fd/{directory}/{SOCKET_NAME}"]
     finally:
-        await _stop(process)
+        os.close(directory)
 
 
 async def _address(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -32,7 +32,9 @@ from rl.metrics import Row
 from rl.plan import Parts, Plan
 from rl.player import Player
 from rl.policies import build_policy
+from rl.referee import Referee
 from rl.rollout import Limits, Rollout
+from rl.side_loop import SameLoop
 from rl.tasks import TaskSource
 from rl.types import Batch, StepReport
 from rl.weights import Publisher
@@ -117,7 +119,7 @@ async def plant(
                 MeteredGenerator(engine, ledger),
                 pool,
                 Dialogue(MarkedBytes()),
-                source,
+                Referee(source, UNLIMITED.verify_seconds, SameLoop()),
                 limits=UNLIMITED,
                 clock=asyncio.get_running_loop().time,
             )

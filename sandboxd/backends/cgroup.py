@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CPU_PERIOD_US = 100_000
 # A group whose last process has just gone may be busy for a moment.
 REMOVE_TRIES, REMOVE_PAUSE_SECONDS = 100, 0.005
+MOVE_TRIES = 20
 CONTROLLERS = ("memory", "pids", "cpu")
 # By version: where the kernel tells of kills at the limit, of the most that was used, and of the limit.
 MEMORY_FILES = {
@@ -95,12 +96,16 @@ def _make_room(own: str) -> bool:
     members = os.path.join(own, "cgroup.procs")
     if not os.access(members, os.W_OK) or not _make(os.path.join(own, DAEMON_GROUP)):
         return False
-    for pid in _read(members).split():
-        try:
-            with open(os.path.join(own, DAEMON_GROUP, "cgroup.procs"), "w") as file:
-                file.write(pid)
-        except OSError:
-            continue  # It has ended; where it has not, the controllers are not handed on.
+    for _ in range(MOVE_TRIES):
+        # Again, for those that were started by one that had not been moved yet.
+        found = _read(members).split()
+        if not found:
+            break
+        for pid in found:
+            try:
+                _write(os.path.join(own, DAEMON_GROUP, "cgroup.procs"), pid)
+            except OSError:
+                continue  # It has ended, or is found again.
     return True
 
 
@@ -116,8 +121,7 @@ def settle(hierarchies: list[Hierarchy]) -> list[Hierarchy]:
             leaf = os.path.join(directory, LAUNCHER_GROUP)
             try:
                 os.makedirs(leaf, exist_ok=True)
-                with open(os.path.join(leaf, "cgroup.procs"), "w") as file:
-                    file.write("0")
+                _write(os.path.join(leaf, "cgroup.procs"), "0")
             except OSError:
                 continue
         usable.append((version, directory, brings))
@@ -136,8 +140,7 @@ def _enable(directory: str, wanted: list[str]) -> list[str]:
     if is_root or not _read(os.path.join(directory, "cgroup.procs")).strip():
         for controller in [controller for controller in wanted if controller not in enabled]:
             try:
-                with open(control, "w") as file:
-                    file.write(f"+{controller}")
+                _write(control, f"+{controller}")
             except OSError:
                 continue  # Not ours to hand on.
         enabled = _read(control).split()
@@ -160,6 +163,11 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def give(hierarchies: list[Hierarchy], uid: int) -> None:

@@ -206,7 +206,7 @@ def test_eval_from_end_to_end(tmp_path: Path) -> None:
         (("--task", "sums", "--k", "5"), "--k 5: each k must lie in 1 to --samples 1"),
         (("--task", "sums", "--k", "one"), "--k one: give whole numbers with commas, such as 1,5"),
         (("--task", "sums", "--endpoint", "http://h/v1"), "--endpoint needs --model NAME"),
-        (("--task", "nothing"), "cannot load task family 'nothing'"),
+        (("--task", "nothing"), "no task family 'nothing': there are sums"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line_each(

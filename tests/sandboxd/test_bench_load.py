@@ -175,7 +175,7 @@ def test_a_sweep_measures_each_size_on_a_daemon_of_its_own(
         (["burst", "--runtime", "runsc"], "--runtime runsc: only --backend docker has runtimes"),
         (["burst", "--slo", "p99_ready<2"], "argument --slo: 'p99_ready<2': a time needs a unit"),
         (["burst", "--json", "/none/a.json"], "--json /none/a.json: there is no directory /none"),
-        (["poisson", "--rate", "0"], "the rate must be above 0"),
+        (["poisson", "--rate", "0"], "a rate must be above 0"),
         (["poisson", "--rate", "0.001", "--backend", "fake"], "nobody comes in 10 s; raise the rate"),
         (["ramp", "--seconds", "0"], "--seconds 0: must be above 0"),
         (["sweep", "9,x"], "'9,x': numbers from 1 to 100000"),

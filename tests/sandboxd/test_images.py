@@ -243,7 +243,7 @@ def test_the_command_imports_lists_and_removes(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("import", "/nowhere/x.tar", "--name", "t"), b"no such file"),
-        (("import", "/dev/null", "--name", "t"), b"no such file"),
+        (("import", "/dev/null", "--name", "t"), b"/dev/null: no file; give an archive"),
         (("rm", "t"), b"none is imported yet"),
     ],
 )

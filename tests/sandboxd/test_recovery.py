@@ -299,7 +299,7 @@ async def test_what_one_backend_had_stays_where_another_cannot_be_opened(
     there = FakeBackend()
     await there.create("of-the-killed-one", Template("p"))
     both: dict[str, FakeBackend] = {"docker": there, "namespace": Unopened()}
-    pools = {kind: {"backend": kind} for kind in both}
+    pools = {kind: {"backend": kind, "image": "any"} for kind in both}
     config = Config.model_validate({"state_dir": tmp_path, "images_dir": tmp_path, "pools": pools})
     with pytest.raises(errors.BackendUnavailable, match="no engine"):
         async with BackendSet(config, clock, lambda kind, _: both[kind]) as backends:

@@ -19,6 +19,17 @@ async def test_the_same_calls_without_asyncio(tmp_path: Path) -> None:
         use(address)
 
 
+async def test_a_directory_whose_path_is_too_long_for_an_address(tmp_path: Path) -> None:
+    config = tmp_path / "daemon.toml"
+    config.write_text('[pools.python]\nbackend = "fake"\nwarm = 1\n')
+    state = tmp_path / ("long" * 30)
+    async with child_daemon(state, config=config) as address:
+        assert (state / "sandboxd.sock").is_socket()
+        with SyncClient(address) as client, client.acquire("python", timeout=30) as box:
+            assert box.exec(["echo", "hi"]).stdout == b"hi\n"
+    assert not (state / "sandboxd.sock").exists()
+
+
 def use(address: str) -> None:
     with SyncClient(address) as client:
         with client.acquire("python", timeout=30) as box:
