@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from sandboxd.bench.processes import daemon_pid, launcher_pid
 from sandboxd.child import child_daemon
-from sandboxd.priority import AUTOGROUP, NICE, SET_ATTRIBUTES, SLICE_NANOSECONDS, come_first
+from sandboxd.priority import AUTOGROUP, NICE, come_first
 
 ENABLED = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SHARED_BY_SESSION = AUTOGROUP.exists() and ENABLED.exists() and ENABLED.read_text() == "1\n"
@@ -27,23 +26,6 @@ print(come_first())
 print(Path("/proc/self/autogroup").read_text().split()[-1])
 told = subprocess.run(["cat", "/proc/self/autogroup"], start_new_session=True, capture_output=True)
 print(told.stdout.decode().split()[-1])
-"""
-
-SLICE = """
-import ctypes, os, platform, sys, threading
-from sandboxd.priority import ATTRIBUTES, come_first
-number = {"x86_64": 315, "aarch64": 275}[platform.machine()]
-def slice_of():
-    room = ctypes.create_string_buffer(ATTRIBUTES.size)
-    assert ctypes.CDLL(None).syscall(number, 0, room, len(room), 0) == 0
-    return ATTRIBUTES.unpack(room.raw)[5]
-print(slice_of())
-come_first()
-print(slice_of(), os.getpriority(os.PRIO_PROCESS, 0), flush=True)
-if os.fork() == 0:
-    print(slice_of(), flush=True)
-    os._exit(0)
-os.wait()
 """
 
 
@@ -72,15 +54,6 @@ def test_in_the_session_of_others_nothing_is_changed() -> None:
 def test_where_there_are_no_such_sessions_it_goes_on_as_it_is(tmp_path: Path) -> None:
     # A directory stands for a file that cannot be written, by root either.
     assert come_first(tmp_path) is False
-
-
-@pytest.mark.skipif(platform.machine() not in SET_ATTRIBUTES, reason="no numbers of system calls")
-def test_its_turns_are_short_and_those_of_its_children_as_before() -> None:
-    before, after, nice, child = map(int, run(SLICE, "nice", "-n", "3"))
-    if before == 0:
-        pytest.skip("a kernel before 6.12: turns are as long as it says")
-    assert (after, child) == (SLICE_NANOSECONDS, before)
-    assert nice == os.getpriority(os.PRIO_PROCESS, 0) + 3
 
 
 @may_come_first
