@@ -27,6 +27,36 @@ class Soon:
         self._ring()
 
 
+class Together:
+    """Calls `act` once in the next turn of the event loop, for all who have asked for it until then."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def done(self) -> asyncio.Future[None]:
+        """Done when `act` was called, or has its error."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._go)
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(waiter)
+        return waiter
+
+    def _go(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._act()
+        except BaseException as error:
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_exception(error)
+            raise
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
 class Lull:
     """Calls `ring` once in the next lull: when it was not set for `quiet` seconds, at the latest `longest`
     seconds after it was first set. For work that may wait while others are served, on the loop's own time.

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
-from sandboxd.alarm import Alarm, Lull, Soon
+from sandboxd.alarm import Alarm, Lull, Soon, Together
 from sandboxd.availability import Availability
 from sandboxd.backends.base import Backend
 from sandboxd.branching import Branching
@@ -74,6 +74,7 @@ class Fleet:
         # that has left slots finishes its own plan first.
         self._soon = Soon(self.pump)
         self.pump_soon = self._soon.set
+        self._committing = Together(self._commit)
         self._lull = Lull(self.pump, LULL_SECONDS, LONGEST_SECONDS)
         self._runs = self._full = False
         self.closing = asyncio.Event()
@@ -217,11 +218,14 @@ class Fleet:
         self._checkups.doubt_overdue()
         return self._granted(self.ledger.grant_at_once(count))
 
-    def leased(self, count: int) -> None:
-        """So many that were granted at once are somebody's; others are to take their place."""
+    def leased(self, count: int) -> asyncio.Future[None]:
+        """So many that were granted at once are somebody's; others are to take their place.
+
+        Nobody may hear of it before the future is done: then it is in the journal.
+        """
         self.regulator.sizing.arrived(self._clock.now(), count)
-        self._commit()
         self._pump_later()
+        return self._committing.done()
 
     def _pump_later(self) -> None:
         """For what nobody waits for: a plan costs as much as a grant, and starts take from the same host.

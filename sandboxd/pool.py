@@ -125,8 +125,12 @@ class Pool:
                 raise again(refusal)
             if granted := self._fleet.grant_at_once(claim.count):
                 self._begin(granted, lease, claim.tenant)
-                self._fleet.leased(len(granted))
-                return [sandbox.id for sandbox in granted]
+                try:
+                    await self._fleet.leased(len(granted))
+                    return [self.get(sandbox.id).id for sandbox in granted]
+                except BaseException:
+                    self._release_all(granted)
+                    raise
             waiter = self._waiters.join(lease, claim)
             self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
             self._fleet.pump(current.get())

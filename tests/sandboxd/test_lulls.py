@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandboxd.alarm import Lull
+from sandboxd.alarm import Lull, Together
 from sandboxd.errors import QueueFull
 from sandboxd.leases import Lease
 from sandboxd.queueing import Claim
@@ -36,6 +36,28 @@ async def test_it_rings_once_for_all_that_came_before() -> None:
         lull.set()
         await rung.wait()
     assert times == 2
+
+
+async def test_one_act_serves_all_who_asked_in_a_turn_and_not_who_left() -> None:
+    acts: list[int] = []
+    together = Together(lambda: acts.append(1))
+    first, second, left = together.done(), together.done(), together.done()
+    left.cancel()
+    assert acts == []
+    await asyncio.gather(first, second)
+    await together.done()
+    assert acts == [1, 1]
+
+
+async def test_an_act_that_fails_fails_for_all_who_asked() -> None:
+    """And for the loop, which tells of it."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop.set_exception_handler(lambda *_: told.set())
+    together = Together({}.popitem)
+    asked = together.done(), together.done()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(each) for each in found] == [KeyError, KeyError]
+    assert told.is_set()
 
 
 async def test_what_never_pauses_does_not_put_it_off_for_ever() -> None:

@@ -91,6 +91,18 @@ async def test_a_full_queue_refuses_at_once(rig: OpenRig) -> None:
         waiter.cancel()
 
 
+async def test_an_acquire_cancelled_before_its_lease_is_in_the_journal_leaves_none(rig: OpenRig) -> None:
+    async with rig(warm=2) as r:
+        acquiring = [asyncio.create_task(r.pool.acquire()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert "2 active" in r.counts
+        acquiring[0].cancel()
+        await asyncio.wait(acquiring)
+        await r.until(lambda: "2 warm, 1 active, 0 deleting" in r.counts)
+        assert acquiring[0].cancelled()
+        r.pool.release(acquiring[1].result().id)
+
+
 async def test_a_cancelled_acquire_leaves_no_lease(rig: OpenRig) -> None:
     async with rig(script=FakeScript(start_seconds=1.0)) as r:
         waiter = asyncio.create_task(r.pool.acquire())
