@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sandboxd.bench import host
@@ -23,6 +21,7 @@ from sandboxd.bench.session import POOL, Target, all_at_once
 from sandboxd.child import toml_value
 from sandboxd.client import Box, Client
 from sandboxd.errors import SandboxdError
+from sandboxd.scratch import scratch_directory
 
 FAULTS = ("fail start 0.2", "hang start 0.05", "die 0.004")
 COMMANDS = 5
@@ -89,8 +88,7 @@ class Course:
 async def run(options: Options) -> Result:
     """Plays on a daemon of its own. Raises BackendUnavailable when that cannot be started."""
     result, course = Result("chaos", options.target.name, options.count), Course()
-    with tempfile.TemporaryDirectory(prefix="sandboxd-bench-") as name:
-        directory = Path(name)
+    with scratch_directory("sandboxd-bench-") as directory:
         config = directory / "bench.toml"
         config.write_text(options.settings())
         daemon = Mortal(directory / "state", config, log=directory / "daemon.log")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from asyncio_pool import AioPool
@@ -24,6 +22,7 @@ from sandboxd.client import Box, Client
 from sandboxd.config import ConfigError
 from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.replies import ExecResult
+from sandboxd.scratch import scratch_directory
 from sandboxd.types import PoolStats
 
 POOL = "bench"
@@ -143,12 +142,12 @@ async def session(target: Target, options: PoolOptions, result: Result) -> Async
 
 @contextlib.asynccontextmanager
 async def _own(target: Target, options: PoolOptions, result: Result) -> AsyncIterator[Session]:
-    with tempfile.TemporaryDirectory(prefix="sandboxd-bench-") as directory:
-        state = Path(directory) / "state"
-        config = Path(directory) / "bench.toml"
+    with scratch_directory("sandboxd-bench-") as directory:
+        state = directory / "state"
+        config = directory / "bench.toml"
         await asyncio.to_thread(config.write_text, options.settings(target))
         before = Snapshot.take(state)
-        log = Path(directory) / "daemon.log"
+        log = directory / "daemon.log"
         daemon = child_daemon(state, config=config, log=log, variables=options.variables)
         async with daemon as address, Client(address) as client:
             opened = Session(client, POOL, uuid.uuid4().hex[:12])
