@@ -44,6 +44,7 @@ async def pools(
     script: FakeScript | None = None,
     faults: Sequence[str] = (),
     backend: FakeBackend | None = None,
+    start_timeout: float = 30.0,
 ) -> AsyncIterator[tuple[FakeBackend, list[Pool]]]:
     """A pool for each regulation, all on one fake backend whose starts take a second."""
     backend = backend or FakeBackend(script or FakeScript(start_seconds=1.0), clock=clock)
@@ -56,7 +57,8 @@ async def pools(
             name = f"p{number}"
             fault = [Fault.parse(faults[number])] if faults and faults[number] else []
             faulty = FaultyBackend(backend, fault, clock=clock)
-            pool = Pool(name, backend=faulty, template=Template(name), options=options, clock=clock)
+            template = Template(name, start_timeout=start_timeout)
+            pool = Pool(name, backend=faulty, template=template, options=options, clock=clock)
             made.append(await stack.enter_async_context(pool.run()))
         await settle()
         yield backend, made
@@ -255,7 +257,8 @@ async def test_starts_follow_the_rate_that_was_set(clock: ManualClock) -> None:
 
 async def test_forks_wait_for_slots_and_rate(clock: ManualClock) -> None:
     regulation = Regulation(slots=Slots(Pace(floor=2, ceiling=2)), starts_per_second=1.0)
-    async with pools(clock, regulation) as (backend, (pool,)):
+    # The clock runs far ahead while a thread copies files.
+    async with pools(clock, regulation, start_timeout=1e9) as (backend, (pool,)):
         source = asyncio.create_task(pool.acquire())
         await advance(clock, 1.0)
         forking = asyncio.create_task(pool.fork((await source).id, 3, Lease()))
