@@ -10,6 +10,8 @@ UNIX = "unix:"
 # What the kernel's address of a unix socket holds, without its end.
 PATH_BYTES_LIMIT = 107
 PORT_LIMIT = 65_535
+# What a daemon's own socket is called, in its state directory.
+SOCKET_NAME = "sandboxd.sock"
 # gRPC's other ways to name a server.
 SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix-abstract:", "vsock:", "xds:")
 

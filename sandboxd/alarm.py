@@ -32,15 +32,14 @@ class Together:
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
+        self._soon = Soon(self._go)
         self._waiting: list[asyncio.Future[None]] = []
 
     def done(self) -> asyncio.Future[None]:
         """Done when `act` was called, or has its error."""
-        loop = asyncio.get_running_loop()
-        if not self._waiting:
-            loop.call_soon(self._go)
-        waiter: asyncio.Future[None] = loop.create_future()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
+        self._soon.set()
         return waiter
 
     def _go(self) -> None:

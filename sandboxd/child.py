@@ -11,13 +11,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
-from sandboxd.addresses import PATH_BYTES_LIMIT
+from sandboxd.addresses import PATH_BYTES_LIMIT, SOCKET_NAME
 from sandboxd.errors import BackendUnavailable
 from sandboxd.lifetime import ended
 
 READY_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 60.0
-SOCKET_NAME = "sandboxd.sock"
 
 
 @contextlib.asynccontextmanager

@@ -56,7 +56,7 @@ def default_images_dir() -> Path:
 
 def default_address() -> str:
     """Where a client of this user finds its daemon: `SANDBOXD_ADDRESS`, else the default socket."""
-    return os.environ.get("SANDBOXD_ADDRESS") or f"unix:{default_state_dir() / 'sandboxd.sock'}"
+    return os.environ.get("SANDBOXD_ADDRESS") or f"unix:{default_state_dir() / addresses.SOCKET_NAME}"
 
 
 # A token must not be found by trying.
@@ -371,7 +371,7 @@ class Config(Section):
 
     def addresses(self) -> list[str]:
         """Where the daemon listens."""
-        return self.listen or [f"unix:{self.state_dir / 'sandboxd.sock'}"]
+        return self.listen or [f"unix:{self.state_dir / addresses.SOCKET_NAME}"]
 
 
 def load(path: Path | None, **overrides: object) -> Config:

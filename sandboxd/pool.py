@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from sandboxd.announcements import Announcement, Preparation
 from sandboxd.availability import Availability
@@ -125,23 +125,11 @@ class Pool:
                 raise again(refusal)
             if granted := self._fleet.grant_at_once(claim.count):
                 self._begin(granted, lease, claim.tenant)
-                try:
-                    await self._fleet.leased(len(granted))
-                    return [self.get(sandbox.id).id for sandbox in granted]
-                except BaseException:
-                    self._release_all(granted)
-                    raise
+                return await self._handed(self._fleet.leased(len(granted)), lambda: granted)
             waiter = self._waiters.join(lease, claim)
             self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
             self._fleet.pump(current.get())
-            try:
-                await self._waiters.wait(waiter, timeout, watch)
-                # One may have died since.
-                return [self.get(sandbox.id).id for sandbox in waiter.sandboxes()]
-            except BaseException:
-                # Nobody comes for what was granted. It is destroyed like used ones: simpler than sure.
-                self._release_all(waiter.sandboxes())
-                raise
+            return await self._handed(self._waiters.wait(waiter, timeout, watch), waiter.sandboxes)
 
         async def queue() -> list[str]:
             told = {"sandboxd.pool": self.name}
@@ -154,6 +142,17 @@ class Pool:
 
         ids = await self._leasing.requests.once(lease.request_id, claim.count, queue)
         return [self.get(sandbox_id) for sandbox_id in ids]
+
+    async def _handed(self, wait: Awaitable[None], granted: Callable[[], Sequence[Sandbox]]) -> list[str]:
+        """The names of what was granted, once the wait for it is over."""
+        try:
+            await wait
+            # One may have died since.
+            return [self.get(sandbox.id).id for sandbox in granted()]
+        except BaseException:
+            # Nobody comes for what was granted. It is destroyed like used ones: simpler than sure.
+            self._release_all(granted())
+            raise
 
     async def fork(self, sandbox_id: str, count: int, lease: Lease) -> list[Sandbox]:
         """Leases `count` new sandboxes whose files are as this one's are now; all or none.

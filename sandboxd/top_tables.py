@@ -118,7 +118,7 @@ def _tenants(rows: Rows) -> Iterator[Table]:
 
 def _leases(rows: Rows, now: float) -> Iterator[Table]:
     if rows:
-        table = Table("LEASED", "HELD FOR", "ENDS IN", "TENANT", "HOLDER")
+        table = _table("LEASED", "HELD FOR", "ENDS IN", "TENANT", "HOLDER")
         for name, row in rows.items():
             ends = "-" if row["expires"] is None else _age(row["expires"] - now)
             held = f"{'' if row['exact'] else 'over '}{_age(now - row['since'])}"

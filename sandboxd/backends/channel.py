@@ -9,6 +9,7 @@ import socket
 import struct
 from pathlib import Path
 
+from sandboxd.addresses import PATH_BYTES_LIMIT
 from sandboxd.guest import wire
 
 # So much is asked for at once; first less, for most commands print little, and room that is not used costs.
@@ -17,8 +18,6 @@ RECEIVE_BYTES, FIRST_RECEIVE_BYTES = 256 << 10, 16 << 10
 OUTPUT_HEAD = struct.Struct("!BIQ")
 # The head of the frame that tells of a command's start, and all its bytes.
 START, START_BYTES = wire.HEADER.pack(wire.STARTED, 4), wire.HEADER.size + 4
-# The kernel's limit on a socket's path; longer ones go by a descriptor of their directory.
-SOCKET_PATH_BYTES = 107
 
 
 async def dial(path: Path | str) -> socket.socket:
@@ -39,9 +38,10 @@ async def dial(path: Path | str) -> socket.socket:
 
 
 def _connect(sock: socket.socket, path: str) -> None:
-    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
+    if len(os.fsencode(path)) <= PATH_BYTES_LIMIT:
         sock.connect(path)
         return
+    # Longer ones go by a descriptor of their directory.
     parent, _, name = path.rpartition("/")
     directory = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
