@@ -31,6 +31,9 @@ from rl.losses.recipes import (
 from rl.otel import protocol
 from rl.policies import PolicyName, QueueRules
 
+SETTINGS_FILE = "config.toml"
+"""A run's own copy of its settings, in its directory."""
+
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 

@@ -138,11 +138,10 @@ async def evaluate(arguments: argparse.Namespace, progress: Progress) -> Table:
         opening = open_generator(config, asked, arguments.model, progress)
         generator, dialogue, limits = await stack.enter_async_context(opening)
         ledger = Ledger()
-        wanted = config.sandboxes
         rollout = Rollout(
             # Within the meter, which refuses such draws in a loop that trains on them.
             MeteredGenerator(Tempered(generator, asked.temperature, asked.top_p), ledger),
-            DaemonSandboxes(client, wanted.pool, ttl=wanted.ttl_seconds, timeout=wanted.timeout_seconds),
+            DaemonSandboxes.of(client, config.sandboxes),
             dialogue,
             source,
             limits=limits,

@@ -176,7 +176,7 @@ async def _measurer(
         ledger = Ledger()
         rollout = Rollout(
             MeteredGenerator(generator, ledger),
-            DaemonSandboxes(client, wanted.pool, ttl=wanted.ttl_seconds, timeout=wanted.timeout_seconds),
+            DaemonSandboxes.of(client, wanted),
             Dialogue(tokenizer),
             source,
             limits=episode_limits(config.episode),

@@ -15,10 +15,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rl.config import Config, load
+from rl.config import SETTINGS_FILE, Config, load
 from rl.errors import ConfigError, RlError
 
-SETTINGS_FILE, SUMMARY_FILE = "config.toml", "summary.json"
+SUMMARY_FILE = "summary.json"
 
 ELSEWHERE = ("runs_dir", "models_dir", "sandboxes")
 """Settings that say where things are, and not what is trained."""

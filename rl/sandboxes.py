@@ -34,6 +34,11 @@ class DaemonSandboxes:
         self._clock = clock
         self._waits: list[float] = []
 
+    @classmethod
+    def of(cls, client: Client, wanted: SandboxesConfig) -> DaemonSandboxes:
+        """As the settings say."""
+        return cls(client, wanted.pool, ttl=wanted.ttl_seconds, timeout=wanted.timeout_seconds)
+
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Box]:
         began = self._clock()

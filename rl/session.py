@@ -85,7 +85,7 @@ class Session:
         """Measures, trains, measures. Saves a checkpoint when training ends, also when it is broken off."""
         config, state = self._config, self._start.state
         source, held_out = tasks
-        sandboxes = self._sandboxes(leasing.client)
+        sandboxes = DaemonSandboxes.of(leasing.client, config.sandboxes)
         player = self._player(MeteredGenerator(engines.generator, ledger), sandboxes, engines, source)
         publisher = Publisher(
             engines.trainer, engines.generator, engines.model_path, engines.weights, engines.segment
@@ -223,10 +223,6 @@ class Session:
                     f"has no {error}; resume with the settings that the run began with"
                 ) from error
         return curriculum
-
-    def _sandboxes(self, client: Client) -> DaemonSandboxes:
-        wanted = self._config.sandboxes
-        return DaemonSandboxes(client, wanted.pool, ttl=wanted.ttl_seconds, timeout=wanted.timeout_seconds)
 
     def _player(
         self, generator: MeteredGenerator, sandboxes: DaemonSandboxes, engines: Engines, source: TaskSource

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl.checkpoint import LoopState, newest_checkpoint, read_state, remove_leftovers
-from rl.config import Config
+from rl.config import SETTINGS_FILE, Config
 from rl.errors import ConfigError
-
-SETTINGS_FILE = "config.toml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rl.command_line import add_json_file, write_json
-from rl.config import load
+from rl.config import SETTINGS_FILE, load
 from rl.errors import ConfigError
 from rl.measuring import PROBLEMS, read_measured
-from rl.planned import SETTINGS_FILE, Arm, RunFailed, Train, check_same, in_process, make, plan
+from rl.planned import Arm, RunFailed, Train, check_same, in_process, make, plan
 
 ARMS = {"sync": Arm(("--sync",), {"staleness_bound": 0}), "async": Arm()}
 """The arms: staleness bound 0, and the settings' own."""

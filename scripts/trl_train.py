@@ -75,9 +75,7 @@ class Verdicts:
         daemon = own_daemon(wanted, self._config.directory)
         address = wanted.address or await self._stack.enter_async_context(daemon)
         client = await self._stack.enter_async_context(Client(address))
-        self._sandboxes = DaemonSandboxes(
-            client, wanted.pool, ttl=wanted.ttl_seconds, timeout=wanted.timeout_seconds
-        )
+        self._sandboxes = DaemonSandboxes.of(client, wanted)
 
     async def _judge_all(self, attempts: list[tuple[str, str]]) -> list[float | None]:
         return list(await asyncio.gather(*(self._judge(self._tasks[key], text) for key, text in attempts)))
