@@ -47,6 +47,19 @@ async def test_the_first_process_keeps_its_oom_score(tmp_path: Path) -> None:
         await backend.close()
 
 
+async def test_a_command_begins_beside_others_as_it_does_alone(backend: NamespaceBackend) -> None:
+    box = await backend.create("one", TEMPLATE)
+    for beside in (b"", b"left behind\n"):
+        for argv, why in (((b"no-such",), "not found on PATH"), ((b"/etc",), "Permission denied")):
+            exited = (await execute(box, Command(argv=argv))).exited
+            assert (exited.reason, why in exited.detail) == (ExitReason.NOT_STARTED, True)
+        seen = await shell(
+            box, "cat /proc/self/oom_score_adj; grep -qx sleep /proc/[0-9]*/comm && echo left behind"
+        )
+        assert seen.stdout == b"500\n" + beside
+        await shell(box, "sleep 60 </dev/null >/dev/null 2>&1 &")
+
+
 async def test_nobody_inside_asks_for_the_end(backend: NamespaceBackend) -> None:
     box = await backend.create("one", TEMPLATE)
     script = "import os, signal\nfor n in range(1, 65):\n    os.kill(1, n)"
