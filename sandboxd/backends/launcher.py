@@ -318,9 +318,6 @@ class Launcher:
 
     def _on_ended(self, pid: int, status: int) -> None:
         name = self._names.pop(pid)
-        self._died(name, _cause(name, status))
-
-    def _died(self, name: str, why: str) -> None:
         sandbox = self._sandboxes[name]
         sandbox.dead = True
         if not sandbox.waiting and not self._daemons:
@@ -329,8 +326,9 @@ class Launcher:
         if sandbox.waiting:
             self._sweep(name)
             return
+        lost = {"lost": name, "why": _cause(name, status)}
         for daemon in self._daemons:
-            daemon.send({"lost": name, "why": why})
+            daemon.send(lost)
 
     # -- remains
 

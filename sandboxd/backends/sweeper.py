@@ -7,10 +7,31 @@ import socket
 
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
+from sandboxd.backends.rootfs import BRANCH_PREFIX
 
 # Deeper directories are moved up first: a sandbox may nest them past any limit on open files.
 DEPTH = 32
 ANSWER_BYTES = 4096
+# What a sandbox leaves that wrote no file, in an order that removes it; the overlay's own are among it. Each
+# name lies in a directory that is the launcher's, so that no link on the way can be the sandbox's.
+OVERLAYS = os.path.join("work", "work")
+FILES = ("guest.sock", f"{OVERLAYS}/incompat/volatile/dirty")
+DIRECTORIES = (
+    *("upper/workspace", "upper", f"{OVERLAYS}/incompat/volatile", f"{OVERLAYS}/incompat"),
+    *(OVERLAYS, "work", ""),
+)
+
+
+def remove_sandbox(parent: int, name: str) -> None:
+    """Removes the directory `name` of a sandbox below `parent`; idempotent. Most left nothing but what every
+    one has, and to look for that takes longer than to remove it."""
+    try:
+        for file in FILES:
+            os.unlink(f"{name}/{file}", dir_fd=parent)
+        for directory in DIRECTORIES:
+            os.rmdir(f"{name}/{directory}", dir_fd=parent)
+    except OSError:
+        remove_tree(parent, name)
 
 
 def remove_tree(parent: int, name: str) -> None:
@@ -67,7 +88,9 @@ def sweep_for(channel: socket.socket, sandboxes: int, cgroups: Cgroups) -> None:
             answer = line.strip()
             try:
                 cgroups.remove(name)
-                remove_tree(sandboxes, name)
+                # A branch is all of a sandbox's making.
+                remove = remove_tree if name.startswith(BRANCH_PREFIX) else remove_sandbox
+                remove(sandboxes, name)
             except OSError as error:
                 # A file's name is the sandbox's to choose: any bytes, and line ends among them.
                 why = os.fsencode(f"{error.strerror}: {error.filename}").replace(b"\n", b"?")

@@ -227,7 +227,7 @@ static int follow(pid_t pid, int heard) {
     }
 }
 
-/* Whether this is the first process of a sandbox and no other is in it: all of them descend from the first. */
+/* Whether this is a sandbox's first process and no other is in it: all of them descend from the first. */
 static bool is_alone(void) {
     siginfo_t info;
     return getpid() == 1 && waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) != 0 &&

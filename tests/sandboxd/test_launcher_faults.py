@@ -25,6 +25,9 @@ from sandboxd.backends.sweeper import sweep_for
 from sandboxd.types import Template
 from tests.sandboxd.docker_kit import run
 
+# What an overlay whose files need not last leaves where it works.
+VOLATILE = "incompat/volatile"
+
 
 def deep(top: Path, levels: int) -> None:
     """Directories in each other, each with the longest name that JSON writes the longest."""
@@ -71,21 +74,52 @@ class Stubborn(Cgroups):
         raise OSError(16, "Device or resource busy", os.fsdecode(b"a\xff\nb"))
 
 
-def test_what_cannot_be_removed_may_have_any_name(tmp_path: Path) -> None:
+def swept(directory: Path, cgroups: Cgroups, names: list[bytes]) -> list[bytes]:
+    """What a sweeper of this directory answers for each of these names."""
     ours, theirs = socket.socketpair()
-    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    sweeper = threading.Thread(target=sweep_for, args=(theirs, directory, Stubborn([])))
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    sweeper = threading.Thread(target=sweep_for, args=(theirs, fd, cgroups))
     sweeper.start()
     ours.settimeout(20)
-    ours.sendall(b"one\ntwo\n")
+    ours.sendall(b"".join(name + b"\n" for name in names))
     with ours.makefile("rb") as lines:
-        for name in (b"one", b"two"):
-            assert lines.readline() == name + b" Device or resource busy: a\xff?b\n"
+        answers = [lines.readline() for _ in names]
     ours.shutdown(socket.SHUT_RDWR)
     sweeper.join(20)
     for each in (ours, theirs):
         each.close()
-    os.close(directory)
+    os.close(fd)
+    return answers
+
+
+def test_what_cannot_be_removed_may_have_any_name(tmp_path: Path) -> None:
+    for name, answer in zip((b"one", b"two"), swept(tmp_path, Stubborn([]), [b"one", b"two"]), strict=True):
+        assert answer == name + b" Device or resource busy: a\xff?b\n"
+
+
+def test_what_is_left_is_removed_and_nothing_that_its_links_name(tmp_path: Path) -> None:
+    kept, state = tmp_path / "kept", tmp_path / "state"
+    for marker in (kept, state):
+        (marker / "work" / VOLATILE).mkdir(parents=True)
+        (marker / "work" / VOLATILE / "dirty").write_text("")
+    empty, full, link, branch = (state / name for name in ("empty", "full", "link", "branch.one"))
+    for box in (empty, full, link):
+        (box / "upper").mkdir(parents=True)
+        (box / "work" / "work" / VOLATILE).mkdir(parents=True)
+        (box / "work" / "work" / VOLATILE / "dirty").write_text("")
+        (box / "guest.sock").write_text("")
+    for box in (empty, full):
+        (box / "upper/workspace").mkdir()
+    (full / "upper/workspace/file").write_text("")
+    (link / "upper/workspace").symlink_to(kept)
+    # All of it may be a sandbox's own.
+    branch.mkdir()
+    (branch / "guest.sock").write_text("")
+    (branch / "work").symlink_to(kept)
+    names = [box.name.encode() for box in (empty, full, link, branch)]
+    assert swept(state, Cgroups([]), [*names, b"never"]) == [name + b"\n" for name in (*names, b"never")]
+    assert sorted(path.name for path in state.iterdir()) == ["work"]
+    assert (kept / "work" / VOLATILE / "dirty").exists()
 
 
 def test_a_descriptor_that_could_not_be_taken_is_not_the_starters_end() -> None:
