@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from sandboxd.bench.result import Result
 from sandboxd.bench.session import POOL, Target, all_at_once
 from sandboxd.child import toml_value
 from sandboxd.client import Box, Client
-from sandboxd.errors import SandboxdError
+from sandboxd.errors import SandboxdError, SandboxLost
 from sandboxd.scratch import scratch_directory
 
 FAULTS = ("fail start 0.2", "hang start 0.05", "die 0.004")
@@ -32,6 +33,10 @@ ROLLOUT_SECONDS = 300.0
 RECOVERY_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 SCORED, CRASHED = "scored", "crashed"
+# Of the rollouts whose sandbox was not killed under them at least this share must be scored, and of all at
+# least that: where hardly any is, that none was wrong says nothing. A clean run scores 0.97 of the first.
+LIVED_FLOOR, FLOOR = 0.75, 0.1
+LOST = SandboxLost.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class Course:
     seconds: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     kills: list[str] = field(default_factory=list)
+    errors: dict[str, list[str]] = field(default_factory=dict)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def ended(self, number: int, outcome: str) -> None:
@@ -83,6 +89,36 @@ class Course:
             self.wrong.append(f"rollout {number} ended twice")
         self.outcomes[number] = outcome
         self.moved.set()
+
+    def failed(self, error: SandboxdError) -> str:
+        """A rollout's end by this error; returns the outcome."""
+        self.errors.setdefault(error.reason, []).append(error.message)
+        return error.reason
+
+    def most_frequent(self) -> str:
+        """Of the errors other than losses the most frequent kind, in the words of one; empty: none."""
+        kinds: dict[str, list[str]] = {}
+        for reason, messages in self.errors.items():
+            for message in messages if reason != LOST else ():
+                kinds.setdefault(f"{reason}: {_kind(message)}", []).append(f"{reason}: {message}")
+        most = max(kinds.values(), key=len, default=[])
+        return f"{len(most)} {most[0]}" if most else ""
+
+    def verdict(self, count: int) -> list[str]:
+        """What is wrong with how many of `count` rollouts were scored, if anything is."""
+        ends = Counter(self.outcomes.values())
+        scored, lived = ends[SCORED], count - ends[LOST]
+        if scored >= LIVED_FLOOR * lived and scored >= FLOOR * count:
+            return []
+        why = f"; most often {most}" if (most := self.most_frequent()) else ""
+        floors = f"{LIVED_FLOOR:.0%} of these and {FLOOR:.0%} of all"
+        told = f"{scored} of {count} rollouts were scored, {lived} kept their sandbox"
+        return [f"{told}: at least {floors} are to be{why}"]
+
+
+def _kind(message: str) -> str:
+    """What messages have in common that differ in names and numbers."""
+    return re.sub(r"[0-9a-f]*[0-9][0-9a-f.]*", "#", message)
 
 
 async def run(options: Options) -> Result:
@@ -148,7 +184,7 @@ async def _rollout(client: Client, number: int, course: Course) -> None:
         outcome = SCORED
         course.seconds.append(time.perf_counter() - began)
     except SandboxdError as error:
-        outcome = error.reason
+        outcome = course.failed(error)
         if not error.mask:
             course.wrong.append(f"rollout {number}: {error.reason} blames the task: {error}")
     finally:
@@ -194,6 +230,7 @@ async def _settle(client: Client, options: Options, course: Course) -> dict[str,
         "expired": stats.expired_total,
         "lost": stats.lost_total,
         "start_failures": stats.start_failures_total,
+        "most_frequent_error": course.most_frequent(),
         "recovery_s": time.perf_counter() - began,
     }
 
@@ -203,6 +240,7 @@ def _judge(course: Course, options: Options, result: Result) -> None:
     result.samples["rollout"] = course.seconds
     crashed = [number for number, outcome in course.outcomes.items() if outcome == CRASHED]
     result.failures = [
+        *course.verdict(options.count),
         *course.wrong,
         *(f"rollout {number} never ended" for number in sorted(missing)),
         *(f"rollout {number} crashed" for number in crashed),

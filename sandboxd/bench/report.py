@@ -235,6 +235,8 @@ def _details(more: dict[str, Any]) -> list[str]:
         books = ", ".join(f"{chaos[key]} {key}" for key in ("acquired", "released", "expired", "lost"))
         lines += [f"rollouts: {outcomes}", f"kills: {kills}", f"books: {books}"]
         lines.append(f"whole again after {chaos['recovery_s']:.1f} s")
+        if chaos.get("most_frequent_error"):
+            lines.append(f"losses apart, most often {chaos['most_frequent_error']}")
     if (health := more.get("health")) is not None and health["late_s"] is not None:
         p50, p99 = (health["late_s"][key] * 1e3 for key in ("p50", "p99"))
         lines.append(f"health was asked late itself, by {p50:.1f} ms (p50), {p99:.1f} ms (p99)")

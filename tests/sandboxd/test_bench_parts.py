@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sandboxd import stopwatch
 from sandboxd.bench import charts, page, phases, plan, schema, slo
+from sandboxd.bench.chaos import SCORED, Course
 from sandboxd.bench.client_limit import Shares
 from sandboxd.bench.comparing import Run, read
 from sandboxd.bench.plan import Plan, Visit
@@ -23,7 +24,7 @@ from sandboxd.bench.session import Target
 from sandboxd.bench.sweep import parse_targets
 from sandboxd.clock import ManualClock
 from sandboxd.config import ConfigError
-from sandboxd.errors import Phase
+from sandboxd.errors import Phase, SandboxLost, StartFailed
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -312,6 +313,37 @@ def test_an_axis_holds_its_values_between_its_ends(values: list[float]) -> None:
         ticks = axis.ticks()
         assert ticks == sorted(set(ticks))
         assert 1 <= len(ticks) <= 30
+
+
+def ended(scored: int, lost: int, failed: int) -> Course:
+    course = Course()
+    ends = [SCORED] * scored + [SandboxLost.reason] * lost
+    ends += [course.failed(StartFailed(f"p-{n:012x} cannot be made, after 0.{n} s")) for n in range(failed)]
+    for number, outcome in enumerate(ends):
+        course.ended(number, outcome)
+    return course
+
+
+@pytest.mark.parametrize(
+    ("scored", "lost", "failed"), [(566, 385, 9), (960, 0, 0), (96, 864, 0), (75, 0, 25)]
+)
+def test_a_chaos_that_says_something(scored: int, lost: int, failed: int) -> None:
+    assert ended(scored, lost, failed).verdict(scored + lost + failed) == []
+
+
+@pytest.mark.parametrize(
+    ("scored", "lost", "failed", "said"),
+    [
+        (0, 82, 878, "0 of 960 rollouts were scored, 878 kept .*: at least 75% .*; most often 878 "),
+        (74, 0, 26, "; most often 26 START_FAILED: p-000000000000 cannot be made, after 0.0 s"),
+        (95, 865, 0, "95 of 960 rollouts were scored, 95 kept .* 10% of all are to be$"),
+    ],
+)
+def test_a_chaos_in_which_hardly_any_rollout_is_scored_has_failed(
+    scored: int, lost: int, failed: int, said: str
+) -> None:
+    (verdict,) = ended(scored, lost, failed).verdict(scored + lost + failed)
+    assert re.search(said, verdict)
 
 
 def test_work_of_others_is_said() -> None:
