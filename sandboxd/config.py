@@ -86,7 +86,7 @@ class RetryConfig(Section):
     """How a failed start is repeated."""
 
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """Attempts in all, the first one included."""
+    """Attempts in all, the first one included; those that meet no backend do not count, up to 12."""
     budget_seconds: Seconds = 90.0
     """No attempt begins later than this after the first."""
     pause_seconds: Seconds = 0.25

@@ -204,10 +204,14 @@ class StartFailed(SandboxdError):
 
 
 class SandboxLost(SandboxdError):
-    """The sandbox died under its lease. It stays lost: no replacement takes its name."""
+    """The sandbox died under its lease. It stays lost: no replacement takes its name.
+
+    `with_backend` is True, in the daemon only, where what runs the sandboxes ended and all of them with it.
+    """
 
     reason = "SANDBOX_LOST"
     default_phase = Phase.EXEC
+    with_backend = False
 
 
 class BackendUnavailable(SandboxdError):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.stop import stop_base
@@ -16,7 +15,7 @@ from tenacity.wait import wait_random_exponential
 from sandboxd import stopwatch
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
-from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, StartFailed
+from sandboxd.errors import BackendUnavailable, Phase, SandboxdError, SandboxLost, StartFailed
 from sandboxd.gate import Gate
 from sandboxd.lifetime import faults_become
 from sandboxd.pacing import Pace
@@ -26,14 +25,18 @@ from sandboxd.types import Command, Exited, ExitReason, Stderr, Stdout, Template
 logger = logging.getLogger(__name__)
 
 SETUP_LOG_BYTES = 4096
+# So many attempts of one start may meet a backend that is away: were it the sandbox that ends it, each would
+# take all others down with it.
+AWAY_LIMIT = 12
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How often, for how long and after what pauses a start is tried again.
 
-    `attempts` counts the first one; no attempt begins when `budget` seconds have passed since the first
-    began. Pauses are drawn uniformly from 0 to `pause · 2ⁿ`, at most `pause_limit` seconds (full jitter).
+    `attempts` counts the first one, and none that met a backend that was away; no attempt begins when
+    `budget` seconds have passed since the first began. Pauses are drawn uniformly from 0 to `pause · 2ⁿ`, at
+    most `pause_limit` seconds (full jitter).
     """
 
     attempts: int = 3
@@ -43,14 +46,27 @@ class RetryPolicy:
 
 
 class _Stop(stop_base):
-    """Stops by attempts or by the injected clock, whichever comes first."""
+    """Stops by attempts or by the injected clock, whichever comes first; `errors` are those met so far."""
 
-    def __init__(self, policy: RetryPolicy, clock: Clock, begin: float) -> None:
-        self._policy, self._clock, self._begin = policy, clock, begin
+    def __init__(
+        self, policy: RetryPolicy, clock: Clock, begin: float, errors: Sequence[StartFailed]
+    ) -> None:
+        self._policy, self._clock, self._begin, self._errors = policy, clock, begin, errors
 
     def __call__(self, retry_state: RetryCallState) -> bool:
         spent = self._clock.now() - self._begin + retry_state.upcoming_sleep
-        return retry_state.attempt_number >= self._policy.attempts or spent >= self._policy.budget
+        away = sum(met_no_backend(error) for error in self._errors)
+        used = len(self._errors) - away
+        return used >= self._policy.attempts or away >= AWAY_LIMIT or spent >= self._policy.budget
+
+
+def met_no_backend(error: BaseException | None) -> bool:
+    """Whether an attempt failed because what runs the sandboxes was away, or ended: no fault of its own."""
+    while error is not None:
+        if isinstance(error, BackendUnavailable) or (isinstance(error, SandboxLost) and error.with_backend):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _retryable(error: BaseException) -> bool:
@@ -121,6 +137,7 @@ class Starter:
         self._clock = clock
         self._pace = pace
         self._gate = Gate()
+        self._fault = ""
         self._on_prepared = on_prepared
 
     async def start(
@@ -169,7 +186,7 @@ class Starter:
         except StartFailed as error:
             first = error
         try:
-            return await self._retried(first, attempt, begin, pause)
+            return await self._retried(first, attempt, _Stop(self._policy, self._clock, begin, errors), pause)
         except StartFailed as error:
             if not remains.kept(keep):
                 await remains.taken_away()
@@ -179,10 +196,10 @@ class Starter:
         self,
         first: StartFailed,
         attempt: Callable[[], Awaitable[Connection]],
-        begin: float,
+        stop: _Stop,
         between: Callable[[float], Awaitable[None]],
     ) -> Connection:
-        """Goes on after the `first` attempt, which began at `begin`, has failed."""
+        """Goes on after the `first` attempt has failed."""
         failures = [first]
 
         async def next_attempt() -> Connection:
@@ -191,7 +208,7 @@ class Starter:
             return await attempt()
 
         retrying = AsyncRetrying(
-            stop=_Stop(self._policy, self._clock, begin),
+            stop=stop,
             wait=wait_random_exponential(multiplier=self._policy.pause, max=self._policy.pause_limit),
             retry=retry_if_exception(_retryable),
             sleep=between,
@@ -234,15 +251,14 @@ class Starter:
         except StartFailed as error:
             # What no repetition mends is the template's fault and not the host's; and a backend that is away
             # says nothing about how many the host can start when it is back.
-            away = isinstance(error.__cause__, BackendUnavailable)
-            ok = False if error.retryable and not away else None
+            ok = False if error.retryable and not met_no_backend(error) else None
             raise
         finally:
             self._pace.end(attempt, self._clock.now(), ok=ok)
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """Whatever it is, it is a start that failed."""
+        """Whatever it is, it is an attempt that failed; a fault of the backend's own code may pass, too."""
         try:
             yield
         except StartFailed:
@@ -252,6 +268,13 @@ class Starter:
             raise StartFailed(f"not ready within {limit:g} s", phase=Phase.READY) from error
         except SandboxdError as error:
             raise StartFailed(error.message, phase=error.phase, metadata=error.metadata) from error
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            if what != self._fault:
+                # Hundreds of starts may meet the same.
+                self._fault = what
+                logger.exception("starting a sandbox of template %r", self._template.name)
+            raise StartFailed(what) from error
 
     async def _bring_up(self, sandbox_id: str, remains: _Remains) -> Connection:
         with self._failures(), step("bring up"):
@@ -292,13 +315,15 @@ class Starter:
             raise StartFailed(
                 f"setup ended with {ending}",
                 phase=Phase.SETUP,
-                retryable=exited is not None and exited.reason is ExitReason.TIMED_OUT,
+                retryable=exited is None or exited.reason in (ExitReason.TIMED_OUT, ExitReason.SIGNALED),
                 metadata={"log": log.decode(errors="replace")},
             )
 
 
 @contextlib.contextmanager
 def faults_fail_the_start(doing: str, *, known: type[SandboxdError]) -> Iterator[None]:
-    """A fault of the backend's own code must not take the other sandboxes down with it; `known` passes."""
-    with faults_become(partial(StartFailed, retryable=False), doing, known=known):
+    """A fault of our own code must not take the other sandboxes down with it, nor send away those who wait
+    for others: nobody knows that another start would meet it. `known` passes.
+    """
+    with faults_become(StartFailed, doing, known=known):
         yield

@@ -176,15 +176,16 @@ class Backend(Protocol):
     async def prepare(self, template: Template) -> None:
         """Does once what all sandboxes of a template share (pulls its image, say).
 
-        Raises StartFailed with phase PULL; concurrent calls for one image do the work once.
+        Concurrent calls for one image do the work once. Its time is none of a sandbox's own. Raises
+        StartFailed with phase PULL, BackendUnavailable.
         """
         ...
 
     async def create(self, sandbox_id: str, template: Template) -> Connection:
         """Starts a sandbox and returns when it answers.
 
-        A failed or cancelled call leaves nothing behind. Raises StartFailed with the phase, and
-        `retryable` as far as the backend can tell.
+        A failed or cancelled call leaves nothing behind. Raises StartFailed with the phase, and `retryable`
+        as far as the backend can tell; one whose cause is BackendUnavailable uses up no attempt.
         """
         ...
 

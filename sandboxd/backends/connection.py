@@ -30,6 +30,12 @@ DEFAULT_ENV = {
 CAUSE_SECONDS = 1.0
 
 
+class BackendEnded(str):
+    """Why a sandbox died, where what runs the sandboxes ended and it only with that."""
+
+    __slots__ = ()
+
+
 class GuestConnection:
     """Implements `base.Connection` on the socket of a guest.
 
@@ -203,7 +209,9 @@ class GuestConnection:
             self._lost.set_result(why)
 
     def _loss(self, why: str, phase: Phase) -> SandboxLost:
-        return SandboxLost(f"sandbox {self._sandbox_id} died: {why}", phase=phase)
+        error = SandboxLost(f"sandbox {self._sandbox_id} died: {why}", phase=phase)
+        error.with_backend = isinstance(why, BackendEnded)
+        return error
 
 
 def _bond(command: Command) -> int:

@@ -6,11 +6,13 @@ import asyncio
 import json
 from typing import Any
 
+from sandboxd.backends.connection import BackendEnded
 from sandboxd.errors import BackendUnavailable
 from sandboxd.gate import Gate
 
 # The launcher answers in milliseconds, after what was asked before; a copy takes as long as its files.
 ASK_SECONDS, COPY_SECONDS = 30.0, 3600.0
+DIED = "the launcher of the namespace sandboxes died"
 
 
 class Link:
@@ -46,6 +48,9 @@ class Link:
 
     def order(self, what: str, **arguments: object) -> asyncio.Future[dict[str, Any]]:
         """What the launcher will answer, in the order of the orders. Raises BackendUnavailable."""
+        if self._writer.is_closing() and not self.broken:
+            # A write has failed, and the listener hears of it only in its next turn.
+            self._break(DIED)
         if self.broken:
             raise BackendUnavailable(self.broken)
         self._count += 1
@@ -60,10 +65,10 @@ class Link:
                 # What has come at once is there without waiting, and each answer wakes a sandbox's start.
                 await self._gate.passed()
                 self._heard(json.loads(line))
-        except ConnectionError:
-            pass
+        except (OSError, ValueError):
+            pass  # Also where it died in the midst of a line.
         finally:
-            self._break("the launcher of the namespace sandboxes died")
+            self._break(DIED)
 
     def _heard(self, message: dict[str, Any]) -> None:
         if "lost" in message:
@@ -80,7 +85,7 @@ class Link:
         self._writer.close()
         for future in self.lost.values():
             if not future.done():
-                future.set_result(why)
+                future.set_result(BackendEnded(why))
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(BackendUnavailable(why))

@@ -145,7 +145,11 @@ class Linking:
             return None
         except OSError as error:
             raise BackendUnavailable(f"{self._state / 'launcher.sock'}: {error.strerror}") from error
-        streams = await asyncio.open_unix_connection(sock=sock, limit=CONTROL_LINE_BYTES)
+        try:
+            streams = await asyncio.open_unix_connection(sock=sock, limit=CONTROL_LINE_BYTES)
+        except OSError as error:
+            sock.close()
+            raise BackendUnavailable(f"{self._state / 'launcher.sock'}: {error.strerror}") from error
         return Link(*streams, answer_seconds=self._options.answer_seconds)
 
     async def start(self) -> None:

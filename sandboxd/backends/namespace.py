@@ -80,8 +80,12 @@ class NamespaceBackend:
         return Capabilities("linux namespaces", frozenset(limits), tuple(notes))
 
     async def prepare(self, template: Template) -> None:
-        """Refuses what this backend cannot make. Raises StartFailed."""
+        """Refuses what this backend cannot make, and replaces a launcher that has died: the time that takes
+        is no sandbox's. Raises StartFailed, BackendUnavailable.
+        """
         self._checked(template)
+        if self._linking.link is not None:
+            await self._linking.connected()
 
     def _checked(self, template: Template) -> Image | None:
         """The template's image. Raises StartFailed."""
@@ -108,7 +112,7 @@ class NamespaceBackend:
         self._check_room()
         link = await self._linking.connected()
         if sandbox_id in link.lost:
-            raise StartFailed(f"the name {sandbox_id!r} is taken", phase=Phase.CREATE, retryable=False)
+            raise StartFailed(f"the name {sandbox_id!r} is taken", phase=Phase.CREATE)
         lost = link.lost[sandbox_id] = asyncio.get_running_loop().create_future()
         if image is not None:
             self._images[sandbox_id] = image
@@ -121,7 +125,9 @@ class NamespaceBackend:
                 await connection.ping()
         except SandboxLost as error:
             link.lost.pop(sandbox_id, None)
-            await self.destroy(sandbox_id)
+            # Where the launcher died, its keeper removes what is left, and this start's time is not for that.
+            if not error.with_backend:
+                await self.destroy(sandbox_id)
             raise StartFailed(error.message, phase=Phase.START) from error
         except BackendUnavailable as error:
             # It may still be made, if the launcher was only slow.
