@@ -35,8 +35,8 @@ class RetryPolicy:
     """How often, for how long and after what pauses a start is tried again.
 
     `attempts` counts the first one, and none that met a backend that was away; no attempt begins when
-    `budget` seconds have passed since the first began. Pauses are drawn uniformly from 0 to `pause · 2ⁿ`, at
-    most `pause_limit` seconds (full jitter).
+    `budget` seconds have passed since the first of these began. Pauses are drawn uniformly from 0 to
+    `pause · 2ⁿ`, at most `pause_limit` seconds (full jitter).
     """
 
     attempts: int = 3
@@ -46,15 +46,17 @@ class RetryPolicy:
 
 
 class _Stop(stop_base):
-    """Stops by attempts or by the injected clock, whichever comes first; `errors` are those met so far."""
+    """Stops by attempts or by the injected clock, whichever comes first; `errors` are those met so far, and
+    `begin` when the first attempt began that a backend was there for.
+    """
 
     def __init__(
         self, policy: RetryPolicy, clock: Clock, begin: float, errors: Sequence[StartFailed]
     ) -> None:
-        self._policy, self._clock, self._begin, self._errors = policy, clock, begin, errors
+        self._policy, self._clock, self.begin, self._errors = policy, clock, begin, errors
 
     def __call__(self, retry_state: RetryCallState) -> bool:
-        spent = self._clock.now() - self._begin + retry_state.upcoming_sleep
+        spent = self._clock.now() - self.begin + retry_state.upcoming_sleep
         away = sum(met_no_backend(error) for error in self._errors)
         used = len(self._errors) - away
         return used >= self._policy.attempts or away >= AWAY_LIMIT or spent >= self._policy.budget
@@ -160,9 +162,13 @@ class Starter:
         history: list[str] = []
         errors: list[StartFailed] = []
         remains = _Remains(self._backend, sandbox_id, left)
+        stop = _Stop(self._policy, self._clock, self._clock.now(), errors)
 
         async def attempt() -> Connection:
             begin = self._clock.now()
+            if errors and met_no_backend(errors[-1]):
+                # It may have been away for longer than the budget.
+                stop.begin = begin
             try:
                 with step("start attempt", {"sandboxd.attempt": len(history) + 1}):
                     return await self._attempt(sandbox_id, remains)
@@ -179,14 +185,13 @@ class Starter:
                 raise errors[-1]
             await between(seconds)
 
-        begin = self._clock.now()
         try:
             # Most starts need nothing that counts attempts.
             return await attempt()
         except StartFailed as error:
             first = error
         try:
-            return await self._retried(first, attempt, _Stop(self._policy, self._clock, begin, errors), pause)
+            return await self._retried(first, attempt, stop, pause)
         except StartFailed as error:
             if not remains.kept(keep):
                 await remains.taken_away()

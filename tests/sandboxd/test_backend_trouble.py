@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from sandboxd.availability import Availability
 from sandboxd.backends.fake import FakeBackend, FakeConnection
 from sandboxd.backends.link import DIED, Link
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
@@ -174,13 +175,46 @@ async def test_its_own_faults_are_used_up_among_others(rig: OpenRig) -> None:
 
 
 async def test_a_sandbox_that_ends_its_backend_each_time_is_given_up(rig: OpenRig) -> None:
-    async with rig(retry=RetryPolicy(attempts=2, budget=1e6)) as r:
+    async with rig(retry=RetryPolicy(attempts=2)) as r:
         r.backend.script.trouble = "the launcher died"
         waiting = asyncio.ensure_future(r.pool.acquire())
         await passing(r.clock, waiting, 8.0)
         with pytest.raises(StartFailed, match=f"attempt {AWAY_LIMIT}: ") as raised:
             await waiting
         assert raised.value.metadata["attempts"] == str(AWAY_LIMIT)
+
+
+async def test_a_long_outage_uses_up_no_budget(rig: OpenRig) -> None:
+    async with rig(retry=RetryPolicy(attempts=2, budget=90.0)) as r, looked_at(r):
+        r.backend.script.trouble = "the Engine is being mended"
+        waiting = asyncio.ensure_future(r.pool.acquire())
+        for _ in range(20):
+            await r.advance(1.0)
+        with pytest.raises(BackendUnavailable, match="is being mended"):
+            await waiting
+        for _ in range(20):
+            await r.advance(10.0)
+        r.backend.script.first_failures = [StartFailed("its own fault")]
+        r.backend.script.trouble = ""
+        waiting = asyncio.ensure_future(acquired_when_there(r))
+        await passing(r.clock, waiting)
+        assert await waiting
+
+
+@contextlib.asynccontextmanager
+async def looked_at(r: Rig) -> AsyncIterator[None]:
+    availability = Availability(r.backend, r.clock)
+    r.pool.depend_on(availability)
+    looking = asyncio.create_task(availability.run())
+    await settle()
+    yield
+    looking.cancel()
+
+
+async def acquired_when_there(r: Rig) -> Sandbox:
+    while r.pool.state is PoolState.UNAVAILABLE:
+        await r.clock.sleep(0.1)
+    return await r.pool.acquire()
 
 
 async def test_a_setup_that_was_killed_is_tried_again(rig: OpenRig, tmp_path: Path) -> None:
