@@ -23,7 +23,8 @@ from sandboxd.gate import Gate
 from sandboxd.pools import Pools
 from sandboxd.status import to_status
 from sandboxd.streams import joined, talk, while_running
-from sandboxd.types import QueuePosition
+from sandboxd.telemetry.recorder import ran
+from sandboxd.types import Exited, QueuePosition
 from sandboxd.uploads import upload
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
@@ -198,7 +199,12 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
     async def RunCommand(self, request: pb.ExecCommandRequest, context: Context) -> pb.RunCommandResponse:
         pool, sandbox_id = self._pools.holding(request.name)
         async with pool.connection(sandbox_id).exec(wire.bounded_command(request)) as events:
-            return pb.RunCommandResponse(events=[wire.event(event) for event in await joined(events)])
+            told = await joined(events)
+            last = told[-1] if told else None
+            if isinstance(last, Exited):
+                # The message says it, too, but to take it apart again costs more than to make it.
+                ran(sandbox_id, last)
+            return pb.RunCommandResponse(events=[wire.event(event) for event in told])
 
     @streaming
     async def InteractCommand(

@@ -19,7 +19,7 @@ from sandboxd.status import code_of
 from sandboxd.telemetry.counting import Histogram
 from sandboxd.telemetry.recorder import Value, current
 from sandboxd.telemetry.spans import Common, Span, Spans, failure
-from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX
+from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX, Exited, ExitReason
 from sandboxd.v1 import sandbox_service_pb2 as pb
 
 # Those that semantic conventions take for faults of the server; others are the caller's.
@@ -30,8 +30,8 @@ ENDINGS = {value: name for name, value in pb.CommandExited.Reason.items()}
 TOGETHER, LATEST_SECONDS = 32, 0.5
 
 Handler = Callable[..., Any]
-# Method, span, nanoseconds; sandbox, reason and exit code of the command, and how many seconds it ran.
-_Ended = tuple["_Method", Span | None, int, str, int, int, float]
+# Method, span, nanoseconds; sandbox, and how the command ended.
+_Ended = tuple["_Method", Span | None, int, str, Exited]
 
 
 class Durations:
@@ -77,13 +77,13 @@ class Calls:
     def flush(self) -> None:
         """Works up what waits."""
         ended, self._ended = self._ended, []
-        for method, span, elapsed, sandbox, reason, exit_code, seconds in ended:
-            ending = ENDINGS.get(reason, "")
+        for method, span, elapsed, sandbox, exited in ended:
+            ending = exited.reason.value
             if self.durations is not None:
-                self.durations.command(sandbox, ending, seconds)
-                self.durations.calls.add(elapsed / 1e9, ("grpc", method.name, "OK", ""))
-            if span is not None and self.spans is not None:
-                span.resolved().common = method.common("OK", ending, exit_code)
+                self.durations.command(sandbox, ending, exited.wall)
+                self.durations.calls.add(elapsed / 1e9, method.succeeded)
+            if span is not None and self.spans is not None and span.resolved().is_sampled:
+                span.common = method.common("OK", ending, exited.exit_code)
                 span.attributes["sandboxd.sandbox"] = sandbox
                 self.spans.end(span, span.begun + elapsed)
 
@@ -91,27 +91,34 @@ class Calls:
 class _Observed:
     def __init__(self, handlers: grpc.GenericRpcHandler, calls: Calls) -> None:
         self._handlers, self._calls = handlers, calls
-        self._by_method: dict[str, Any] = {}
+        self._by_method: dict[str, tuple[Any, _Method]] = {}
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a method; None where there is none."""
-        method = str(details.method)
-        if method not in self._by_method:
+        """The handler of a method; None where there is none. Asked by the task that then serves the call.
+
+        So the call's span begins here: what its caller sent is at hand, which costs more where it is served.
+        """
+        known = self._by_method.get(details.method)
+        if known is None:
             handler = self._handlers.service(details)
             if handler is None:
                 # Not remembered: what callers make up has no end.
                 return None
-            self._by_method[method] = _wrapped(handler, method.lstrip("/"), self._calls)
-        return self._by_method[method]
+            method = _Method(str(details.method).lstrip("/"), self._calls)
+            known = self._by_method[details.method] = _wrapped(handler, method), method
+        wrapped, method = known
+        if method.spans is not None:
+            current.set(Span(method.spans, method.begins, details.invocation_metadata))
+        return wrapped
 
 
-def _wrapped(handler: Any, name: str, calls: Calls) -> Any:
+def _wrapped(handler: Any, method: _Method) -> Any:
     kind = f"{'stream' if handler.request_streaming else 'unary'}_"
     kind += "stream" if handler.response_streaming else "unary"
     inner = getattr(handler, kind)
     around = _streaming if inspect.isasyncgenfunction(inner) else _single
     make = getattr(grpc, f"{kind}_rpc_method_handler")
-    wrapped = around(inner, _Method(name, calls))
+    wrapped = around(inner, method)
     return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
 
@@ -128,6 +135,7 @@ class _Method:
         self._fields = tuple(field for field in ("name", "pool", "path") if field in known)
         self.names_sandbox = "name" in self._fields
         self.begins = Common(name, SpanKind.SERVER, {"rpc.system.name": "grpc", "rpc.method": name})
+        self.succeeded = ("grpc", name, "OK", "")
         self._ends: dict[tuple[str, str, int], Common] = {}
 
     def about(self, request: Any) -> dict[str, Value]:
@@ -157,7 +165,7 @@ class _Method:
 
 def _single(inner: Handler, method: _Method) -> Handler:
     async def handle(request: Any, context: Any) -> Any:
-        begun, span = perf_counter_ns(), _begun(method, context)
+        begun, span = perf_counter_ns(), current.get()
         try:
             response = await inner(request, context)
         except BaseException as error:
@@ -171,7 +179,7 @@ def _single(inner: Handler, method: _Method) -> Handler:
 
 def _streaming(inner: Handler, method: _Method) -> Handler:
     async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-        begun, span, response = perf_counter_ns(), _begun(method, context), None
+        begun, span, response = perf_counter_ns(), current.get(), None
         try:
             async for response in inner(request, context):
                 yield response
@@ -183,27 +191,14 @@ def _streaming(inner: Handler, method: _Method) -> Handler:
     return handle
 
 
-def _begun(method: _Method, context: Any) -> Span | None:
-    """Its span is the current one of its task, which serves nothing else."""
-    if method.spans is None:
-        return None
-    header = None
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent":
-            header = value
-    span = Span(method.spans, method.begins, header)
-    current.set(span)
-    return span
-
-
 def _succeeded(method: _Method, span: Span | None, begun: int, request: Any, response: Any) -> None:
     """`response` is the last one; None where there was none, or it went another way."""
     elapsed = perf_counter_ns() - begun
-    ended = _ended(response)
-    if ended is not None and method.names_sandbox:
-        wall = ended.wall_duration
-        sandbox, seconds = request.name[len(SANDBOX_PREFIX) :], wall.seconds + wall.nanos / 1e9
-        method.calls.add((method, span, elapsed, sandbox, ended.reason, ended.exit_code, seconds))
+    ran = None if span is None else span.ran
+    if ran is None and method.names_sandbox and (ended := _ended(response)) is not None:
+        ran = request.name[len(SANDBOX_PREFIX) :], ended
+    if ran is not None:
+        method.calls.add((method, span, elapsed, *ran))
         return
     told = method.about(request)
     match response:
@@ -212,9 +207,9 @@ def _succeeded(method: _Method, span: Span | None, begun: int, request: Any, res
         case pb.Sandbox():
             told["sandboxd.sandbox"] = response.name.removeprefix(SANDBOX_PREFIX)
     if method.durations is not None:
-        method.durations.calls.add(elapsed / 1e9, ("grpc", method.name, "OK", ""))
-    if span is not None and method.spans is not None:
-        span.resolved().common = method.common("OK")
+        method.durations.calls.add(elapsed / 1e9, method.succeeded)
+    if span is not None and method.spans is not None and span.resolved().is_sampled:
+        span.common = method.common("OK")
         span.attributes.update(told)
         method.spans.end(span, span.begun + elapsed)
 
@@ -226,8 +221,7 @@ def _failed(method: _Method, span: Span | None, begun: int, request: Any, error:
     told, words = failure(fault)
     if method.durations is not None:
         method.durations.calls.add(elapsed / 1e9, ("grpc", method.name, code, str(told["error.type"])))
-    if span is not None and method.spans is not None:
-        span.resolved()
+    if span is not None and method.spans is not None and span.resolved().is_sampled:
         # What the caller did wrong is not the server's failure.
         if code in FAULTS or getattr(fault, "cause", None) is Cause.INFRASTRUCTURE:
             span.fault = words
@@ -237,14 +231,18 @@ def _failed(method: _Method, span: Span | None, begun: int, request: Any, error:
         method.spans.end(span, span.begun + elapsed)
 
 
-def _ended(response: Any) -> pb.CommandExited | None:
-    """How a command ended, where this is the last that is told of it."""
+def _ended(response: Any) -> Exited | None:
+    """How a command ended, where this is the last that is told of it and the service has not said so."""
     if type(response) is pb.RunCommandResponse:
         events = response.events
         last = events[-1] if events else None
     else:
         last = response if type(response) is pb.ExecCommandResponse else None
-    return last.exited if last is not None and last.HasField("exited") else None
+    if last is None or not last.HasField("exited"):
+        return None
+    told = last.exited
+    wall = told.wall_duration.seconds + told.wall_duration.nanos / 1e9
+    return Exited(ExitReason(ENDINGS[told.reason]), told.exit_code, wall=wall)
 
 
 def _fault(error: BaseException) -> BaseException:

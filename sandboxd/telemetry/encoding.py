@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, Link, SpanKind, Status, StatusCode
 
 from sandboxd.telemetry.spans import Common, Span, whole
 
@@ -25,13 +27,28 @@ BEGUN, ENDED = b"\x39", b"\x41"
 LOCAL = b"\x85\x01" + pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK.to_bytes(4, "little")
 REMOTE_FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 REMOTE = b"\x85\x01" + REMOTE_FLAGS.to_bytes(4, "little")
-# That of `spans` in ScopeSpans.
-SPANS = b"\x12"
+# Those of `spans` in ScopeSpans, of `scope_spans` in ResourceSpans, and of `resource_spans` in the request.
+SPANS, SCOPE_SPANS, RESOURCE_SPANS = b"\x12", b"\x12", b"\x0a"
 
 
-def scope_spans(spans: Sequence[Span]) -> pb.ScopeSpans:
-    """All of them in one message, without the scope."""
-    return pb.ScopeSpans.FromString(b"".join([encoded(span) for span in spans]))
+class Requests:
+    """Of one exporter: what all of its requests say is encoded once."""
+
+    def __init__(self, resource: Resource, scope: InstrumentationScope) -> None:
+        # The SDK's own encoding of an empty batch.
+        empty = ReadableSpan("", INVALID_SPAN_CONTEXT, None, resource, instrumentation_scope=scope)
+        told = encode_spans([empty]).resource_spans[0]
+        del told.scope_spans[0].spans[:]
+        self._scope = told.scope_spans[0].SerializeToString()
+        del told.scope_spans[:]
+        self._resource = told.SerializeToString()
+
+    def request(self, spans: Sequence[Span]) -> ExportTraceServiceRequest:
+        """That tells of all of them."""
+        parts = [self._scope, *map(encoded, spans)]
+        of_scope = b"".join((SCOPE_SPANS, _varint(sum(map(len, parts))), *parts))
+        told = (RESOURCE_SPANS, _varint(len(self._resource) + len(of_scope)), self._resource, of_scope)
+        return ExportTraceServiceRequest.FromString(b"".join(told))
 
 
 def encoded(span: Span) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.grpc import _log_exporter as grpc_logs
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetrics
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
@@ -16,21 +15,23 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk._logs.export import LogRecordExporter
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import INVALID_SPAN_CONTEXT
 
-from sandboxd.telemetry.encoding import readable, scope_spans
+from sandboxd.telemetry.encoding import Requests, readable
 
 Complete = Callable[[MetricsData | None], MetricsData]
 
 
 def spans(protocol: str, resource: Resource, scope: InstrumentationScope) -> SpanExporter:
     """Takes `Span`. Raises ValueError for variables that mean nothing, as the others do."""
-    exporter = _GrpcSpans() if protocol == "grpc" else _HttpSpans()
-    exporter.of = resource, scope
-    return exporter
+    if protocol == "grpc":
+        by_grpc = _GrpcSpans()
+        by_grpc.requests = Requests(resource, scope)
+        return by_grpc
+    by_http = _HttpSpans()
+    by_http.of = resource, scope
+    return by_http
 
 
 def metrics(protocol: str, complete: Complete) -> MetricExporter:
@@ -45,17 +46,10 @@ def logs(protocol: str) -> LogRecordExporter:
 
 
 class _GrpcSpans(GrpcSpans):
-    of: tuple[Resource, InstrumentationScope]
+    requests: Requests
 
     def _translate_data(self, data: Sequence[Any]) -> ExportTraceServiceRequest:
-        (resource, scope), sent = self.of, scope_spans(data)
-        # The SDK's own encoding of an empty batch has what all batches say.
-        request = encode_spans(
-            [ReadableSpan("", INVALID_SPAN_CONTEXT, None, resource, instrumentation_scope=scope)]
-        )
-        del request.resource_spans[0].scope_spans[0].spans[:]
-        request.resource_spans[0].scope_spans[0].MergeFrom(sent)
-        return request
+        return self.requests.request(data)
 
 
 class _HttpSpans(HttpSpans):

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from sandboxd.errors import SandboxdError
+from sandboxd.types import Exited
 
 Value = str | int | float | bool
 Attributes = Mapping[str, Value]
@@ -65,6 +66,13 @@ def annotate(attributes: Attributes) -> None:
     span = current.get()
     if span is not None:
         span.resolved().attributes.update(attributes)
+
+
+def ran(sandbox: str, ended: Exited) -> None:
+    """The call that this task serves ran a command, which ended so."""
+    span = current.get()
+    if span is not None:
+        span.ran = sandbox, ended
 
 
 def link(other: Any) -> None:

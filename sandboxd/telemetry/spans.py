@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from random import getrandbits
 from time import time_ns
@@ -18,11 +18,14 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFl
 
 from sandboxd.errors import SandboxdError
 from sandboxd.telemetry.recorder import Attributes, Value, current
+from sandboxd.types import Exited
 
 SAMPLED, DROPPED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 TRACEPARENT_LENGTH = len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 NO_IDS, IDS_LENGTH = (bytes(16), bytes(8)), 16 + 8
 unhexed = bytes.fromhex
+
+Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class _Sampled:
@@ -46,12 +49,13 @@ class Span:
 
     `is_remote` where its parent is a caller's. Times are in nanoseconds since 1970; `fault` says what failed.
     Flat, and without what is rarely there: one is made for each command. That of a call has its ids once it
-    is `resolved`.
+    is `resolved`, from what its caller sent as `metadata`; `ran` is the command that it ran: its sandbox, and
+    how it ended.
     """
 
     __slots__ = (
-        *("attributes", "begun", "common", "ended", "fault", "header", "is_remote", "is_sampled", "links"),
-        *("owner", "parent_id", "span_id", "trace_id"),
+        *("attributes", "begun", "common", "ended", "fault", "is_remote", "is_sampled", "links", "metadata"),
+        *("owner", "parent_id", "ran", "span_id", "trace_id"),
     )
     context = _Sampled()
     attributes: dict[str, Value]
@@ -59,9 +63,10 @@ class Span:
     fault: str | None
     ended: int
 
-    def __init__(self, owner: Spans, common: Common, header: str | None = None) -> None:
-        self.owner, self.common, self.header, self.begun = owner, common, header, time_ns()
+    def __init__(self, owner: Spans, common: Common, metadata: Metadata = ()) -> None:
+        self.owner, self.common, self.metadata, self.begun = owner, common, metadata, time_ns()
         self.trace_id = b""
+        self.ran: tuple[str, Exited] | None = None
 
     def resolved(self) -> Span:
         """Itself, with all that it says."""
@@ -98,8 +103,11 @@ class Spans:
 
         https://www.w3.org/TR/trace-context/#traceparent-header
         """
-        header = span.header
-        if header is None or len(header) != TRACEPARENT_LENGTH or header[:3] != "00-":
+        header = ""
+        for key, value in span.metadata:
+            if key == "traceparent":
+                header = str(value)
+        if len(header) != TRACEPARENT_LENGTH or header[:3] != "00-":
             self._root(span)
             return
         try:

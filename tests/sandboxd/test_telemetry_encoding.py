@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind
 
-from sandboxd.telemetry.encoding import readable, scope_spans
+from sandboxd.telemetry.encoding import Requests, readable
 from sandboxd.telemetry.spans import Common, Span, Spans
 
 OWNER = Spans(ALWAYS_ON, SpanProcessor())
@@ -59,7 +59,11 @@ def ordered(message: Any) -> Any:
 @given(st.lists(drawn, min_size=1, max_size=3))
 def test_they_say_the_same(all_of_them: list[Any]) -> None:
     made = [made_of(one) for one in all_of_them]
-    ours = scope_spans(made).spans
+    ours = Requests(RESOURCE, SCOPE).request(made)
     theirs = encode_spans([readable(span, RESOURCE, SCOPE) for span in made])
-    expected = theirs.resource_spans[0].scope_spans[0].spans
-    assert [ordered(span) for span in ours] == [ordered(span) for span in expected]
+    lists = [request.resource_spans[0].scope_spans[0].spans for request in (ours, theirs)]
+    mine, expected = ([ordered(span) for span in spans] for spans in lists)
+    assert mine == expected
+    for spans in lists:
+        del spans[:]
+    assert ours == theirs
