@@ -27,7 +27,7 @@ FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILA
 ENDINGS = {value: name for name, value in pb.CommandExited.Reason.items()}
 
 # So many calls that ran a command are worked up together, within this time at the latest.
-TOGETHER, LATEST_SECONDS = 32, 0.5
+TOGETHER, LATEST_SECONDS = 64, 0.5
 
 Handler = Callable[..., Any]
 # Method, span, nanoseconds; sandbox, and how the command ended.

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 from opentelemetry.sdk.resources import Resource
@@ -43,12 +42,12 @@ class Requests:
         del told.scope_spans[:]
         self._resource = told.SerializeToString()
 
-    def request(self, spans: Sequence[Span]) -> ExportTraceServiceRequest:
-        """That tells of all of them."""
+    def request(self, spans: Sequence[Span]) -> bytes:
+        """An ExportTraceServiceRequest that tells of all of them, as it is sent."""
         parts = [self._scope, *map(encoded, spans)]
         of_scope = b"".join((SCOPE_SPANS, _varint(sum(map(len, parts))), *parts))
         told = (RESOURCE_SPANS, _varint(len(self._resource) + len(of_scope)), self._resource, of_scope)
-        return ExportTraceServiceRequest.FromString(b"".join(told))
+        return b"".join(told)
 
 
 def encoded(span: Span) -> bytes:

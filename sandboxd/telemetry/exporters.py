@@ -11,7 +11,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.exporter.otlp.proto.http import _log_exporter as http_logs
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetrics
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk._logs.export import LogRecordExporter
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.resources import Resource
@@ -20,15 +20,14 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from sandboxd.telemetry.encoding import Requests, readable
 
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 Complete = Callable[[MetricsData | None], MetricsData]
 
 
 def spans(protocol: str, resource: Resource, scope: InstrumentationScope) -> SpanExporter:
     """Takes `Span`. Raises ValueError for variables that mean nothing, as the others do."""
     if protocol == "grpc":
-        by_grpc = _GrpcSpans()
-        by_grpc.requests = Requests(resource, scope)
-        return by_grpc
+        return _GrpcSpans(Requests(resource, scope))
     by_http = _HttpSpans()
     by_http.of = resource, scope
     return by_http
@@ -46,10 +45,23 @@ def logs(protocol: str) -> LogRecordExporter:
 
 
 class _GrpcSpans(GrpcSpans):
-    requests: Requests
+    """The SDK's, but for what is sent: that is encoded, and not taken apart to be encoded by gRPC again."""
 
-    def _translate_data(self, data: Sequence[Any]) -> ExportTraceServiceRequest:
-        return self.requests.request(data)
+    def __init__(self, requests: Requests) -> None:
+        super().__init__()
+        self._requests = requests
+        self._stub: Any = _AsTheyAre
+        self._client: Any = _AsTheyAre(self._channel)
+
+    def _translate_data(self, data: Sequence[Any]) -> Any:
+        return self._requests.request(data)
+
+
+class _AsTheyAre:
+    """The collector's stub for requests that are encoded."""
+
+    def __init__(self, channel: Any) -> None:
+        self.Export = channel.unary_unary(EXPORT, response_deserializer=ExportTraceServiceResponse.FromString)
 
 
 class _HttpSpans(HttpSpans):

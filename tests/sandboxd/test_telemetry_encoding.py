@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -59,7 +60,7 @@ def ordered(message: Any) -> Any:
 @given(st.lists(drawn, min_size=1, max_size=3))
 def test_they_say_the_same(all_of_them: list[Any]) -> None:
     made = [made_of(one) for one in all_of_them]
-    ours = Requests(RESOURCE, SCOPE).request(made)
+    ours = ExportTraceServiceRequest.FromString(Requests(RESOURCE, SCOPE).request(made))
     theirs = encode_spans([readable(span, RESOURCE, SCOPE) for span in made])
     lists = [request.resource_spans[0].scope_spans[0].spans for request in (ours, theirs)]
     mine, expected = ([ordered(span) for span in spans] for spans in lists)
