@@ -304,15 +304,15 @@ async def _serve(arguments: argparse.Namespace) -> int:
     await serve(
         config,
         control,
-        ready=lambda addresses: _say_ready(config, addresses),
+        ready=lambda addresses: _say_ready(config, addresses, control.page),
         telemetry=wanted(config.metrics),
     )
     return 0
 
 
-def _say_ready(config: Config, addresses: list[str]) -> None:
+def _say_ready(config: Config, addresses: list[str], where: str | None) -> None:
     pools = ", ".join(f"{name} ({pool.backend}, {pool.warm} warm)" for name, pool in config.pools.items())
-    page = f"; page: http://{config.web}/" if config.web else ""
+    page = f"; page: http://{where}/" if where else ""
     print(f"sandboxd {__version__} serving {' '.join(addresses)}; pools: {pools}{page}", flush=True)
 
 

@@ -170,7 +170,8 @@ class Control:
     """What the process of a daemon may tell it while it runs.
 
     `reread` reads the settings again; None where there is no file. Setting `again` has that done, setting
-    `hurry` ends a drain at once. `applied` is called with settings that hold from then on.
+    `hurry` ends a drain at once. `applied` is called with settings that hold from then on. `page` is where the
+    live page is, once the daemon serves; None where there is none.
     """
 
     def __init__(
@@ -182,6 +183,7 @@ class Control:
         self.applied = applied
         self.again = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.page: str | None = None
 
 
 @contextlib.asynccontextmanager
@@ -221,7 +223,7 @@ async def running(
         checks = HealthChecks(servicer, upkeep)
         bound = stack.enter_context(contextlib.ExitStack())
         addresses = listen(server, config, bound)
-        await stack.enter_async_context(page(config, upkeep.pools))
+        control.page = await stack.enter_async_context(page(config, upkeep.pools))
         # Callers wait from now on; an address that is taken has ended no lease.
         await stack.enter_async_context(upkeep.run())
         await server.start()

@@ -10,14 +10,14 @@ from sandboxd.pools import Pools
 
 
 @contextlib.asynccontextmanager
-async def page(config: Config, pools: Pools) -> AsyncIterator[None]:
-    """The live page for as long as the block runs, where the settings want one. Enter it before the pools
-    are added. Raises ConfigError.
+async def page(config: Config, pools: Pools) -> AsyncIterator[str | None]:
+    """The live page for as long as the block runs, where the settings want one; yields its address. Enter it
+    before the pools are added. Raises ConfigError.
     """
     if config.web is None:
-        yield
+        yield None
         return
     from sandboxd.web.server import served
 
-    async with served(config, pools):
-        yield
+    async with served(config, pools) as where:
+        yield where

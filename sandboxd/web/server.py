@@ -143,8 +143,10 @@ async def _answered(answer: object) -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def served(config: Config, pools: Pools) -> AsyncIterator[None]:
-    """The page of these pools at `config.web`, for as long as the block runs. Raises ConfigError."""
+async def served(config: Config, pools: Pools) -> AsyncIterator[str]:
+    """The page of these pools at `config.web`, for as long as the block runs; yields where, with the port
+    that was given. Raises ConfigError.
+    """
     if config.web is None:
         raise AssertionError("the settings want no page")
     guard = Guard([*config.web_names, config.web.rpartition(":")[0]], config.web_token())
@@ -157,11 +159,11 @@ async def served(config: Config, pools: Pools) -> AsyncIterator[None]:
     pools.changes.forward(board.changed)
     pools.heard = transcripts.heard
     try:
-        await _listen(runner, config.web)
+        where = await _listen(runner, config.web)
         async with Tasks() as tasks:
             keeping = tasks.create_task(board.keep(), name="page")
             try:
-                yield
+                yield where
             finally:
                 keeping.cancel()
     finally:
@@ -169,11 +171,14 @@ async def served(config: Config, pools: Pools) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, address: str) -> None:
+async def _listen(runner: web.AppRunner, address: str) -> str:
     host, _, port = address.rpartition(":")
     try:
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        site = web.TCPSite(runner, host.strip("[]"), int(port))
+        await site.start()
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"web = {address!r}: {why}; name another with --web") from error
-    logger.info("the page is at http://%s/", address)
+    where = address if int(port) else f"{host}:{site.port}"
+    logger.info("the page is at http://%s/", where)
+    return where

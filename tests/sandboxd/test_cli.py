@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,16 +41,20 @@ def test_exec_passes_output_and_says_how_it_ended(address: str) -> None:
     assert (late.returncode, late.stderr) == (1, b"sandboxd: the command was killed after 0.2 s\n")
 
 
-def test_a_daemon_takes_all_the_open_files_that_it_may(tmp_path: Path) -> None:
+def test_a_daemon_takes_all_the_open_files_that_it_may_and_says_where_its_page_is(tmp_path: Path) -> None:
     """A shell's usual limit of 1024 would end at the thousandth sandbox."""
     config = tmp_path / "sandboxd.toml"
     config.write_text(FAKE)
     command = [sys.executable, "-m", "sandboxd", "serve", "--config", config, "--state-dir", tmp_path / "s"]
-    shell = ["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", *map(str, command)]
+    shell = ["sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh", *map(str, command), "--web", "127.0.0.1:0"]
     with subprocess.Popen(shell, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert b" serving " in process.stdout.readline()
+        said = process.stdout.readline().decode()
+        assert " serving " in said
         soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        # Port 0 is any: what is said is the one that was given.
+        with urllib.request.urlopen(said.split("; page: ")[1].strip(), timeout=20) as page:
+            assert page.status == 200
         process.terminate()
     assert soft == hard > 256
 
