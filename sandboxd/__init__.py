@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from sandboxd import errors
-from sandboxd.client import Box, Client
-from sandboxd.inspection_replies import SandboxFailure, SandboxReport
-from sandboxd.interaction import Interaction
-from sandboxd.remote_commands import DetachedCommand
-from sandboxd.replies import Cut, ExecResult, PrewarmPlan, SandboxInfo
-from sandboxd.sessions import Session, SessionResult
-from sandboxd.sync import SyncClient
-from sandboxd.types import (
-    CommandInfo,
-    Exited,
-    ExitReason,
-    FileInfo,
-    FileKind,
-    Kept,
-    PoolState,
-    PoolStats,
-    QueuePosition,
-    Share,
-    Started,
-    Stderr,
-    Stdout,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sandboxd import errors
+    from sandboxd.client import Box, Client
+    from sandboxd.inspection_replies import SandboxFailure, SandboxReport
+    from sandboxd.interaction import Interaction
+    from sandboxd.remote_commands import DetachedCommand
+    from sandboxd.replies import Cut, ExecResult, PrewarmPlan, SandboxInfo
+    from sandboxd.sessions import Session, SessionResult
+    from sandboxd.sync import SyncClient
+    from sandboxd.types import (
+        CommandInfo,
+        Exited,
+        ExitReason,
+        FileInfo,
+        FileKind,
+        Kept,
+        PoolState,
+        PoolStats,
+        QueuePosition,
+        Share,
+        Started,
+        Stderr,
+        Stdout,
+    )
 
 __version__ = "0.1.0"
 
@@ -58,3 +62,40 @@ __all__ = [
     "__version__",
     "errors",
 ]
+
+# What is shown is loaded when it is first asked for: a command must hear Ctrl-C before gRPC is loaded, and
+# small processes need none of it.
+_HOMES = {
+    "client": ("Box", "Client"),
+    "inspection_replies": ("SandboxFailure", "SandboxReport"),
+    "interaction": ("Interaction",),
+    "remote_commands": ("DetachedCommand",),
+    "replies": ("Cut", "ExecResult", "PrewarmPlan", "SandboxInfo"),
+    "sessions": ("Session", "SessionResult"),
+    "sync": ("SyncClient",),
+    "types": (
+        "CommandInfo",
+        "Exited",
+        "ExitReason",
+        "FileInfo",
+        "FileKind",
+        "Kept",
+        "PoolState",
+        "PoolStats",
+        "QueuePosition",
+        "Share",
+        "Started",
+        "Stderr",
+        "Stdout",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("sandboxd.errors")
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f"sandboxd.{home}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

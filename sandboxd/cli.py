@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from sandboxd import __version__, commands, image_commands, inspect_command, pool_commands
+from sandboxd import __version__, beginning, commands, image_commands, inspect_command, pool_commands
 from sandboxd.bench import cli as bench_cli
 from sandboxd.command_line import check_address, given_path, until_told
 from sandboxd.config import Config, ConfigError, load
@@ -328,6 +328,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = arguments.run
     try:
+        beginning.over()
         check_address(arguments)
         with _traced(arguments) as ended:
             # Calls and commands cost a fifth less processor time on it than on asyncio's own loop.

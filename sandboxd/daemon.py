@@ -170,8 +170,8 @@ class Control:
     """What the process of a daemon may tell it while it runs.
 
     `reread` reads the settings again; None where there is no file. Setting `again` has that done, setting
-    `hurry` ends a drain at once. `applied` is called with settings that hold from then on. `page` is where the
-    live page is, once the daemon serves; None where there is none.
+    `hurry` ends a drain at once. `applied` is called with settings that hold from then on. `page` is where
+    the live page is, once the daemon serves; None where there is none.
     """
 
     def __init__(

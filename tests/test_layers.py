@@ -104,7 +104,10 @@ LAYERS = [
     {"sandboxd.telemetry.recorder"},
     {"sandboxd.types", "sandboxd.errors"},
 ]
-PUBLIC = {"sandboxd", "sandboxd.client", "sandboxd.errors", "sandboxd.child", "sandboxd.simulation"}
+PUBLIC = {
+    *("sandboxd", "sandboxd.client", "sandboxd.errors"),
+    *("sandboxd.beginning", "sandboxd.child", "sandboxd.simulation"),
+}
 
 
 def _layer(name: str) -> int | None:

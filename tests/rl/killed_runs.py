@@ -18,9 +18,9 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-import rl.__main__
+import rl.cli
 
-OWN_CODE = str(Path(rl.__main__.__file__).parent)
+OWN_CODE = str(Path(rl.cli.__file__).parent)
 
 
 class Countdown:
@@ -51,7 +51,7 @@ def run_child(order: dict[str, object], report: int) -> None:
     countdown = Countdown(kill_at)
     if kill_at is not None:
         countdown.begin()
-    code = rl.__main__.main(argv)
+    code = rl.cli.main(argv)
     sys.setprofile(None)
     os.write(report, str(countdown.count).encode())
     os._exit(code)

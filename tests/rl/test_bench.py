@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl.__main__ import main, parser
 from rl.bench.arms import ARMS, RATES, SANDBOXES, TAILS, Cell, World, worlds
 from rl.bench.cell import Outcome, run_cell
 from rl.bench.command import bench
@@ -20,6 +19,7 @@ from rl.bench.report import tables
 from rl.bench.sweep import compared, merged
 from rl.bench.verdicts import verdicts
 from rl.bench.virtual import run_virtual
+from rl.cli import main, parser
 
 STEPS = 8
 CHOSEN = ("sync", "async-1", "async-4", "drop-late")

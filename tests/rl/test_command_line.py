@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from rl.__main__ import main, parser
+from rl.cli import main, parser
 from rl.command_line import EXAMPLES
 from sandboxd.examples import leaves
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from rl.__main__ import parser
 from rl.batching import plan_passes
+from rl.cli import parser
 from rl.config import TrainerConfig, load
 from rl.errors import ConfigError
 from rl.losses.recipes import Totals

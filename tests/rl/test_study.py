@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rl.__main__ import main, parser
-from rl.__main__ import settings as train_settings
+from rl.cli import main, parser
+from rl.cli import settings as train_settings
 from rl.config import Config
 from rl.equal_tokens import Curve, compare, difference, read_curve
 from rl.errors import ConfigError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl.__main__ import main, parser
-from rl.__main__ import settings as train_settings
+from rl.cli import main, parser
+from rl.cli import settings as train_settings
 from rl.config import Config, load
 from rl.errors import ConfigError
 from rl.kept_weights import kept_weights, step_directory
