@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from sandboxd.backends.namespace import NamespaceBackend
+from sandboxd.errors import SandboxLost
 from sandboxd.types import Command, ExitReason, Template
 
 from .backend_kit import execute, shell
@@ -66,3 +71,37 @@ async def test_nobody_inside_asks_for_the_end(backend: NamespaceBackend) -> None
     assert (await execute(box, Command(argv=(b"python3", b"-c", script.encode())))).stderr == b""
     assert (await shell(box, "kill -TERM 1; echo on")).stdout == b"on\n"
     await box.ping()
+
+
+async def test_no_signals_hold_up_the_end(backend: NamespaceBackend) -> None:
+    """All inside ignore SIGTERM, and send it to their first process as fast as they can."""
+    box = await backend.create("one", TEMPLATE)
+    storm = "trap '' TERM INT HUP; echo on; while :; do kill -TERM 1; done"
+    async with box.exec(Command(argv=(b"sh", b"-c", f"({storm}) & ({storm}) & {storm}".encode()))) as running:
+        heard = b""
+        async with asyncio.timeout(20):
+            while heard.count(b"on\n") < 3:
+                heard += getattr(await anext(aiter(running)), "data", b"")
+        assert (await shell(box, "echo served")).stdout == b"served\n"
+        first = await backend.pid_of("one")
+        # Docker would wait for ten seconds here.
+        async with asyncio.timeout(8):
+            await backend.destroy("one")
+        assert not Path(f"/proc/{first}").exists()
+        with pytest.raises(SandboxLost):
+            async for _ in running:
+                pass
+
+
+async def test_a_storm_of_sigterm_from_outside_is_one_end(backend: NamespaceBackend) -> None:
+    box = await backend.create("one", TEMPLATE)
+    lost = asyncio.create_task(box.wait_lost())
+    first = await backend.pid_of("one")
+    async with asyncio.timeout(8):
+        while not lost.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(first, signal.SIGTERM)
+            await asyncio.sleep(0)
+    await backend.destroy("one")
+    assert await backend.list_ids() == []
+    assert (await shell(await backend.create("one", TEMPLATE), "echo again")).stdout == b"again\n"

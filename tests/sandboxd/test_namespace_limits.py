@@ -43,6 +43,20 @@ async def test_limits_hold(backend: NamespaceBackend) -> None:
     await asyncio.wait_for(connection.ping(), 20)
 
 
+async def test_a_part_of_a_processor_takes_so_much_longer(backend: NamespaceBackend) -> None:
+    if "cpu" not in backend.capabilities().enforced_limits:
+        pytest.skip("no control groups hold processors here")
+    limited = await backend.create("slow", replace(TEMPLATE, limits=Limits(cpu_count=0.1)))
+    # Of itself, so that a host that is busy only makes it longer.
+    spin = (
+        b"import time\nbegin, used = time.monotonic(), time.process_time()\n"
+        b"while time.process_time() - used < 0.1: pass\n"
+        b"print(time.monotonic() - begin)"
+    )
+    done = await execute(limited, Command(argv=(b"python3", b"-c", spin)))
+    assert float(done.stdout) > 0.5, "a tenth of a processor takes 1 s for 0.1 s"
+
+
 async def test_a_disk_that_is_full_is_the_commands_own_business(backend: NamespaceBackend) -> None:
     """Each place that can be written, one after the other, up to its end: no kill, no lost sandbox."""
     limits = Limits(memory_bytes=256 << 20, disk_bytes=8 << 20)

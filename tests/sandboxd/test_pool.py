@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sandboxd.backends.fake import FakeScript
+from sandboxd.backends.faults import DESTROY_HANGS_SECONDS
 from sandboxd.errors import (
     AcquireTimedOut,
     Draining,
@@ -244,6 +245,18 @@ async def test_a_hung_start_ends_with_the_timeout(rig: OpenRig) -> None:
         assert raised.value.phase is Phase.READY
 
 
+async def test_a_hung_pull_ends_with_its_own_timeout(rig: OpenRig) -> None:
+    template = Template("p", start_timeout=3.0, pull_timeout=40.0)
+    async with rig(faults=["hang pull 1"], retry=RetryPolicy(attempts=1), template=template) as r:
+        waiter = asyncio.create_task(r.pool.acquire())
+        await r.advance(39.0)
+        assert not waiter.done()
+        await r.advance(1.0)
+        with pytest.raises(StartFailed, match="hang pull") as raised:
+            await waiter
+        assert (raised.value.phase, raised.value.retryable) == (Phase.PULL, True)
+
+
 async def test_a_broken_template_makes_no_storm(rig: OpenRig) -> None:
     async with rig(warm=50, faults=["fail start 1"], retry=RetryPolicy(attempts=1)) as r:
         after_first = r.pool.stats().start_failures_total
@@ -338,3 +351,24 @@ async def test_a_teardown_that_fails_is_tried_again(rig: OpenRig) -> None:
         assert "1 deleting" in r.counts
         await r.advance(DESTROY_PAUSE)
         assert "0 deleting" in r.counts
+
+
+async def test_a_teardown_that_hangs_holds_up_no_other_and_is_tried_again(rig: OpenRig) -> None:
+    async with rig(faults=["hang destroy 1"], size=3) as r:
+        hung, other, expiring = [await r.pool.acquire() for _ in range(3)]
+        r.pool.release(hung.id)
+        await settle()
+        r.faulty.faults = ()
+        r.pool.release(other.id)
+        await settle()
+        assert "1 deleting" in r.counts
+        assert set(await r.backend.list_ids()) == {hung.id, expiring.id}
+        # Nor is the end of a lease missed meanwhile, nor a place that has become free.
+        r.pool.renew(expiring.id, 10.0)
+        await r.advance(10.0)
+        assert await r.backend.list_ids() == [hung.id]
+        await asyncio.gather(r.pool.acquire(), r.pool.acquire())
+        await r.advance(DESTROY_HANGS_SECONDS)
+        await r.advance(DESTROY_PAUSE)
+        assert "0 deleting" in r.counts
+        assert hung.id not in await r.backend.list_ids()

@@ -26,7 +26,7 @@ from sandboxd.journal import Entry, Past
 from sandboxd.leasing import RENEWAL_GRACE_SECONDS
 from sandboxd.ledger import Bounds, Totals
 from sandboxd.pool import Pool, PoolOptions
-from sandboxd.types import Template
+from sandboxd.types import Stdout, Template
 
 from .conftest import settle
 from .test_process_death import gone, settings
@@ -170,6 +170,11 @@ async def test_a_detached_command_runs_on_and_its_output_is_there_for_the_next_d
         await box.write_file("go", b"")
         result = await command.wait()
         assert (result.stdout, result.exit_code) == (b"before\nafter\n", 0)
+        # Who had read so far goes on from there, byte by byte.
+        rest = [event async for event in command.attach(stdout_offset=len(b"befo"))]
+        output = [event for event in rest if isinstance(event, Stdout)]
+        assert output[0].offset == 4
+        assert b"".join(event.data for event in output) == b"re\nafter\n"
 
 
 async def test_a_bounded_command_goes_on_under_the_next_daemon_and_runs_once(tmp_path: Path) -> None:
