@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
 from sandboxd.backend_set import BackendSet
 from sandboxd.clock import Clock
-from sandboxd.config import Config, ConfigError
+from sandboxd.config import Config, ConfigError, PoolConfig
 from sandboxd.config_changes import check_changeable
 from sandboxd.doctor.facts import Facts
 from sandboxd.doctor.serving import Carried, without
@@ -92,6 +92,7 @@ class Upkeep:
             backend, own = self.backends[settings.backend].backend, self._around.journal.pool(name)
             unclaimed[settings.backend] -= await recover(pool, backend, own, unclaimed[settings.backend])
         self._around.journal.keep_only(set(self.config.pools))
+        _warn_of_open_networks(self.config.pools, {})
         return pools
 
     def _slots_of(self, kind: str, config: Config) -> Slots:
@@ -181,6 +182,7 @@ class Upkeep:
                 sorted(name for name in before.keys() & config.pools if before[name] != config.pools[name])
             ),
         )
+        _warn_of_open_networks(config.pools, before)
         for name in told.removed:
             self.pools.remove(name, PoolNotFound(f"pool {name!r} was removed from the settings"))
         new = []
@@ -210,3 +212,14 @@ class Upkeep:
         if left:
             when = "when it was told to end at once" if hurry.is_set() else f"after {seconds:g} s"
             logger.warning("%d leases had not ended %s, and were reclaimed", left, when)
+
+
+def _warn_of_open_networks(pools: Mapping[str, PoolConfig], before: Mapping[str, PoolConfig]) -> None:
+    """Once for each pool whose sandboxes were not on the host's network `before`."""
+    for name, settings in pools.items():
+        if settings.network == "host" and (name not in before or before[name].network != "host"):
+            logger.warning(
+                'pool %s: network = "host" takes the isolation of the network away: its sandboxes reach'
+                " whatever listens on this host; leave the key out unless they must",
+                name,
+            )

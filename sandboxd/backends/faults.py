@@ -3,8 +3,8 @@
 A fault is written as its kind, the phase it strikes where there is a choice, its chance, and its length:
 
     fail start 0.2        one start attempt in five fails; phases: pull, create, start, ready, reset, destroy
-    hang ready 0.05       one in twenty never ends, after the sandbox was made; a pull ends with its time limit,
-                          a destroy after 30 s
+    hang ready 0.05       one in twenty never ends, after the sandbox was made; a pull ends with its time
+                          limit, a destroy after 30 s
     slow create 0.1 2.5   one in ten takes 2.5 s longer
     die 0.02              one command in fifty has its sandbox die under it, after its first event
     lie 0.01              one sandbox in a hundred says that it is ready and runs nothing
@@ -131,7 +131,7 @@ class FaultyBackend:
         return _FaultyConnection(connection, self.drawn, kill, lies=lies)
 
     async def destroy(self, sandbox_id: str) -> None:
-        """Raises BackendUnavailable; one that hangs does so when a real backend's own calls would have ended."""
+        """Raises BackendUnavailable; one that hangs does so when a real backend's calls would have ended."""
         if self.drawn("hang", Phase.DESTROY):
             await self._clock.sleep(DESTROY_HANGS_SECONDS)
             raise BackendUnavailable("a fault was asked for: hang destroy", phase=Phase.DESTROY)

@@ -78,18 +78,14 @@ for line in open("/proc/net/unix").read().splitlines()[1:]:
 
 
 def _sockets(state: Path) -> list[str]:
-    found = []
-    for directory, _, names in os.walk(state):
-        for path in (Path(directory, name) for name in names):
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                found.append(str(path))
-    return found
+    files = (Path(directory, name) for directory, _, names in os.walk(state) for name in names)
+    return [str(path) for path in files if stat.S_ISSOCK(path.lstat().st_mode)]
 
 
 async def test_the_sockets_of_launcher_and_guests_are_out_of_reach(
     backend: NamespaceBackend, tmp_path: Path
 ) -> None:
-    """Those by which a daemon reaches its launcher and another sandbox: they answer outside, and not inside."""
+    """Those by which a daemon reaches its launcher and another sandbox answer outside, and not inside."""
     other = await backend.create("other", TEMPLATE)
     connection = await backend.create("one", TEMPLATE)
     try:

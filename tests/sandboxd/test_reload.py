@@ -243,3 +243,18 @@ def _hup(pid: int, log: Path, words: str) -> None:
 
 async def _sandboxes(client: Client, pool: str) -> list[str]:
     return [info.name async for info in client.list_sandboxes() if info.pool == pool]
+
+
+async def test_a_pool_on_the_hosts_network_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned() -> list[str]:
+        return [line.message[:7] for line in caplog.records if 'network = "host"' in line.message]
+
+    host = 'network = "host"\n'
+    async with daemon_with(tmp_path, A + host + B) as settings:
+        assert warned() == ["pool a:"]
+        await settings.become(A + host + "size_limit = 9\n" + B + host)
+        assert warned() == ["pool a:", "pool b:"]
+        await settings.become(A + host + B)
+        assert warned() == ["pool a:", "pool b:"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from sandboxd.backends import seccomp
+from sandboxd.backends import rootfs, seccomp
 
 MACHINES = ("x86_64", "aarch64")
 KEY = bytes(range(0xF0, 0x100))
@@ -132,3 +134,18 @@ def test_pid_1_is_not_slowed_down(machine: str) -> None:
             assert verdict(machine, Call(number, (kind, 0, 19))) == 0
             assert verdict(machine, Call(number, (kind, 77, 19))) == 0
         assert verdict(machine, Call(number, (kinds[2], 0, 19))) == errno.EPERM
+
+
+def test_the_documentation_names_every_call_that_is_refused_and_no_other() -> None:
+    """And what is covered in /proc and there in /dev."""
+    page = (Path(__file__).parents[2] / "docs" / "isolation.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE))
+    kinds = ("mounts and roots", "namespaces", "keys", "files by handle", "the machine", "time")
+    kinds = (*kinds, "parts of the kernel with the worst record")
+    named = {name for kind in kinds for name in re.findall(r"`(\w+)`", rows[kind])}
+    assert named == seccomp.DENIED.keys() | {"clone", "clone3"}
+    assert set(re.findall(r"`(\w+)`", rows["of the first process"])) == seccomp.SCHEDULING.keys() | {
+        *("setpriority", "ioprio_set", "prlimit", "setrlimit")
+    }
+    assert re.findall(r"`([\w-]+)`", rows["`/proc`"]) == list(rootfs.MASKED)
+    assert re.findall(r"`(\w+)`", rows["`/sys`, `/dev`"]) == list(rootfs.DEVICES)
