@@ -273,6 +273,9 @@ class Config(Section):
     (`~/.local/share`)."""
     listen: list[str] = Field(default_factory=list)
     """Addresses to serve, `unix:/path` or `host:port`; a socket in `state_dir` when empty."""
+    keepalive_seconds: Seconds = 60.0
+    """A connection that was silent for so long is pinged, so that proxies keep it, and cut off when the
+    other end does not answer within a minute."""
     metrics: str | None = None
     """Where Prometheus may scrape the metrics, `host:port`; nowhere when unset. See
     [telemetry](telemetry.md)."""

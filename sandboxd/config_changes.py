@@ -6,7 +6,8 @@ from sandboxd.config import Config, ConfigError
 
 # What a daemon is built on: it takes a new one to change it.
 WEB_KEYS = ("web", "web_names", "web_token_file", "web_runs")
-FIXED_KEYS = ("state_dir", "images_dir", "listen", "metrics", *WEB_KEYS, "fake", "faults", "fault_seed")
+SERVED_KEYS = ("listen", "keepalive_seconds", "metrics", *WEB_KEYS)
+FIXED_KEYS = ("state_dir", "images_dir", *SERVED_KEYS, "fake", "faults", "fault_seed")
 
 
 def check_changeable(before: Config, after: Config) -> None:

@@ -22,7 +22,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sandboxd import collecting
+from sandboxd import collecting, keepalive
 from sandboxd.backend_set import BackendSet
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.config import Config, ConfigError
@@ -132,9 +132,9 @@ Observe = Callable[[grpc.GenericRpcHandler], grpc.GenericRpcHandler]
 
 
 def _server(
-    pools: Pools, reload: Callable[[], Awaitable[Reloaded]], observe: Observe | None
+    pools: Pools, reload: Callable[[], Awaitable[Reloaded]], observe: Observe | None, silence: float
 ) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
-    server = grpc.aio.server(options=OPTIONS)
+    server = grpc.aio.server(options=(*OPTIONS, *keepalive.of_server(silence)))
     checks = health.aio.HealthServicer()
     taken, gate = cast("grpc.aio.Server", _OneQueue(server, observe)), Gate()
     pb_grpc.add_SandboxServiceServicer_to_server(SandboxService(pools, gate), taken)
@@ -215,9 +215,8 @@ async def running(
         around = Surroundings(backends, journal, facts, clock)
         upkeep = Upkeep(config, around)
         reloading = Reloading(upkeep, control)
-        server, servicer = _server(
-            upkeep.pools, reloading.reload, None if recording is None else recording.calls.observed
-        )
+        observe = None if recording is None else recording.calls.observed
+        server, servicer = _server(upkeep.pools, reloading.reload, observe, config.keepalive_seconds)
         if recording is not None:
             recording.watch(upkeep.pools.stats)
         checks = HealthChecks(servicer, upkeep)

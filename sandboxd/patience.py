@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
+from sandboxd import keepalive
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.errors import Draining
 from sandboxd.status import from_rpc_error, made_by_daemon, translated
@@ -23,6 +24,7 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 500),
+    *keepalive.of_client(),
 ]
 
 
