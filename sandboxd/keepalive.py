@@ -1,7 +1,7 @@
 """Connections on which nothing is said: pings keep proxies from cutting them, and find who is gone.
 
-A command that prints nothing for ten minutes is one silent call. Proxies and address translation forget a connection
-that is silent for some minutes (245 s and 350 s are common), some without a word to either end.
+A command that prints nothing for ten minutes is one silent call. Proxies and address translation forget a
+connection that is silent for some minutes (245 s and 350 s are common), some without a word to either end.
 """
 
 from __future__ import annotations
