@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sandboxd.bench import load, plan
+from sandboxd.bench import idle, load, plan
 from sandboxd.bench.health import asked_meanwhile
 from sandboxd.bench.result import Result
 from sandboxd.bench.session import PoolOptions, Session, Target, session
@@ -44,5 +44,6 @@ async def _measure(opened: Session, options: Options, result: Result) -> None:
         opened.client.address, opened.pool, opened.label, due=plan.burst(options.count), hold=None
     )
     asked = asked_meanwhile(opened.client.address, result)
-    done, readings = await load.put(opened, visits, options.clients, options.hold_seconds, asked)
+    rest = load.Rest(options.hold_seconds, idle.looked_at(opened, options.hold_seconds, result))
+    done, readings = await load.put(opened, visits, options.clients, rest, asked)
     load.note(done, readings, result)

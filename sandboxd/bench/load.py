@@ -60,15 +60,25 @@ class Load:
     shares: Shares = field(default_factory=Shares)
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Between the last visit and the end of those that are held: so many seconds in which nothing is asked,
+    and what is done around them.
+    """
+
+    seconds: float = 0.0
+    around: AbstractAsyncContextManager[object] | None = None
+
+
 async def put(
     session: Session,
     plan: Plan,
     clients: int,
-    hold: float = 0.0,
+    rest: Rest | None = None,
     meanwhile: AbstractAsyncContextManager[object] | None = None,
 ) -> tuple[Load, Readings]:
     """Has so many client processes make the visits of the plan, and `meanwhile` go on until all were served.
-    Where sandboxes are held until the end, that is `hold` seconds later; then each is checked and released.
+    Where sandboxes are held until the end, that is after `rest`; then each is checked and released.
 
     Raises BackendUnavailable when the daemon cannot be reached, or a client process dies.
     """
@@ -86,7 +96,8 @@ async def put(
                 told = await _all(processes, {"begin": begin})
                 load.shares.end([each["cpu_s"] for each in told], begin)
             if plan.hold is None:
-                await asyncio.sleep(hold)
+                async with (rest and rest.around) or contextlib.nullcontext():
+                    await asyncio.sleep(rest.seconds if rest else 0)
                 await _all(processes, {"check": True})
         if plan.hold is None:
             told = await _all(processes, {"release": True})

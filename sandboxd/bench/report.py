@@ -240,6 +240,12 @@ def _details(more: dict[str, Any]) -> list[str]:
     if (health := more.get("health")) is not None and health["late_s"] is not None:
         p50, p99 = (health["late_s"][key] * 1e3 for key in ("p50", "p99"))
         lines.append(f"health was asked late itself, by {p50:.1f} ms (p50), {p99:.1f} ms (p99)")
+    if (idle := more.get("idle")) is not None:
+        lines.append(
+            f"a sandbox that does nothing: {idle['pss_bytes'] / 1e6:.2f} MB of its own (PSS),"
+            f" {idle['cpu_share']:.4%} of a processor (most {idle['most_cpu_share']:.4%} of"
+            f" {idle['sandboxes']} in {idle['seconds']:.0f} s)"
+        )
     if (soak := more.get("soak")) is not None:
         lines += [_grown(name, each) for name, each in soak["growth"].items()]
     if (level := more.get("warm_level")) is not None and level["mean"] is not None:

@@ -146,6 +146,19 @@ class WarmLevel(Part):
     least: int | None
 
 
+class Idle(Part):
+    """What a sandbox takes that is held and does nothing, all its processes: mean and most of the `sandboxes`
+    that were looked at for `seconds`; memory as proportional set size, processor time as a part of one.
+    """
+
+    sandboxes: int
+    seconds: float
+    pss_bytes: float
+    most_pss_bytes: int
+    cpu_share: float
+    most_cpu_share: float
+
+
 class Record(Part):
     """One measurement. What its shape does not measure is null."""
 
@@ -175,6 +188,7 @@ class Record(Part):
     host: dict[str, Any] = {}
     warm: bool | None = None
     hold_s: float | None = None
+    idle: Idle | None = None
     callers: int | None = None
     warm_level: WarmLevel | None = None
     phases: Phases | None = None

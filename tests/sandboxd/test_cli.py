@@ -168,10 +168,24 @@ def test_bench_writes_the_keys_that_stay(tmp_path: Path) -> None:
     assert (result["count"], result["failed"], result["alive_after_hold"]) == (20, 0, 20)
     assert set(result["ready_s"]) == set(result["exec_s"]) == {"p50", "p90", "p99", "max"}
     assert result["leaked"] == {"processes": 0, "mounts": 0, "cgroups": 0, "containers": 0, "files": 0}
-    assert result["baseline"] is None
+    assert result["baseline"] is result["idle"] is None
     assert set(result["health_s"]) == {"p50", "p90", "p99", "max"}
     assert result["health"]["failed"] == 0 < result["health"]["asked"]
     assert set(result["health"]["late_s"]) == set(result["health_s"])
+
+
+def test_a_sandbox_that_does_nothing_costs_next_to_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    held = ("--count", "6", "--hold", "1", "--backend", "namespace")
+    done = run("bench", "burst", *held, "--json", out, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert result["alive_after_hold"] == 6
+    idle = result["idle"]
+    assert (idle["sandboxes"], idle["seconds"] >= 1) == (6, True)
+    assert 0 < idle["pss_bytes"] <= idle["most_pss_bytes"] < 2e6
+    assert 0 <= idle["cpu_share"] <= idle["most_cpu_share"] < 0.01
+    assert b"a sandbox that does nothing: 0." in done.stdout
 
 
 @pytest.mark.parametrize("backend", ["fake", "namespace"])
