@@ -33,7 +33,8 @@ async def looked_at(session: Session, seconds: float, result: Result) -> AsyncIt
     yield
     after, spent = [_cpu(pids) for pids in processes], time.monotonic() - begin
     memory = await asyncio.to_thread(lambda: [_memory(pids) for pids in processes])
-    used = [end - start for start, end in zip(before, after, strict=True) if None not in (start, end)]
+    spans = zip(before, after, strict=True)
+    used = [end - start for start, end in spans if start is not None and end is not None]
     sizes = [size for size in memory if size is not None]
     if used and len(used) == len(sizes):
         result.more["idle"] = {
