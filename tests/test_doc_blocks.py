@@ -6,10 +6,12 @@ the page ends, as in a terminal of its own. Pages that start no daemon find one 
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import os
 import re
 import selectors
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,7 +23,9 @@ from typing import NamedTuple
 import pytest
 
 import rl.config
+from sandboxd import cli
 from sandboxd.config import Config
+from tests.sandboxd.page_kit import free_port
 from tests.source_tree import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "images" / "README.md"]
@@ -29,8 +33,12 @@ BLOCK = re.compile(
     r"(?:<!-- (not run: [^>]+|background) -->\n)?```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
 SECONDS = 100
-# As many as a test machine can spare beside other tests.
-SMALLER = {"--count 960": "--count 24", "--count 96": "--count 24"}
+# As many as a test machine can spare beside other tests, and a port that is free there.
+INSTEAD = {
+    "--count 960": "--count 24",
+    "--count 96": "--count 24",
+    "127.0.0.1:8080": f"127.0.0.1:{free_port()}",
+}
 
 
 class Block(NamedTuple):
@@ -48,8 +56,12 @@ def shell(block: Block) -> str:
     """What to type for it."""
     if block.language == "python":
         return f"python - <<'END OF BLOCK'\n{block.text}END OF BLOCK\n"
-    text = block.text
-    for written, run in SMALLER.items():
+    return fitted(block.text)
+
+
+def fitted(text: str) -> str:
+    """As it can be run beside other tests."""
+    for written, run in INSTEAD.items():
         text = text.replace(written, run)
     return text
 
@@ -104,7 +116,7 @@ def test_a_page_works_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         for block in todo:
             if block.mark == "background":
-                stack.enter_context(background(block.text, tmp_path, environment))
+                stack.enter_context(background(fitted(block.text), tmp_path, environment))
                 continue
             done = subprocess.run(
                 ["bash", "-eu", "-o", "pipefail", "-c", shell(block)],
@@ -131,4 +143,17 @@ def test_settings_in_the_documentation_are_ones(tmp_path: Path) -> None:
 def test_every_block_has_a_language_that_something_checks() -> None:
     for page in PAGES:
         for block in blocks(page):
-            assert block.language in ("console", "python", "toml", "json", "yaml"), f"{page.name}: {block}"
+            assert block.language in ("console", "python", "toml", "ini", "json", "yaml"), (
+                f"{page.name}: {block}"
+            )
+
+
+def test_units_of_a_supervisor_are_read_and_start_what_there_is() -> None:
+    found = [block.text for page in PAGES for block in blocks(page) if block.language == "ini"]
+    assert found
+    for text in found:
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.read_string(text)
+        program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+        assert Path(program).name == "sandboxd"
+        assert cli._parser().parse_args(arguments).part == "serve"
