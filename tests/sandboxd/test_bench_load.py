@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 from sandboxd import cli
+from sandboxd.bench import load, phases
+from sandboxd.bench.plan import Plan, Visit
 from sandboxd.bench.schema import Record
 from sandboxd.client import Client
 from sandboxd.replies import SandboxInfo
@@ -131,6 +134,29 @@ def test_a_ramp_says_what_was_offered_and_served(address: str, tmp_path: Path) -
     # From the moment at which each was to come.
     assert found["ready_s"]["p50"] >= found["acquire_s"]["p50"] >= LEAST
     assert found["phases"]["start"]["p50"] >= LEAST
+
+
+def test_times_count_from_the_moment_at_which_a_visit_was_to_begin(address: str) -> None:
+    """A load that began five seconds ago, by its client's word: nobody was served sooner than that, though the
+    daemon serves each in no time."""
+    due = (0.0, 0.5, 1.0)
+    plan = Plan(address, "other", "late", due=due)
+    command = [sys.executable, "-m", "sandboxd.bench.client_process"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(f"{plan.to_line()}\n")
+        client.stdin.flush()
+        assert json.loads(client.stdout.readline()) == {"connected": True}
+        client.stdin.write(json.dumps({"begin": time.monotonic() - 5.0}) + "\n")
+        client.stdin.flush()
+        visits = [Visit(*row) for row in json.loads(client.stdout.readline())["visits"]]
+    assert [visit.due for visit in visits] == list(due)
+    assert all(visit.sent >= 5.0 for visit in visits)
+    timed = load._timed(visits)
+    for moment, ready, acquired, visit in zip(due, timed["ready"], timed["acquire"], visits, strict=True):
+        assert ready > acquired >= 5.0 - moment
+        assert sum(phases.of(visit).values()) == pytest.approx(ready)
 
 
 def test_faults_are_retried_and_objectives_set_the_exit_code(

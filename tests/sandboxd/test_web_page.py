@@ -127,15 +127,17 @@ async def test_it_lives_through_a_burst_a_failure_and_a_restart(tmp_path: Path, 
 
 
 async def test_a_failure_is_seen_soon_after_it_happened(tmp_path: Path, devtools: str) -> None:
-    """By the page's clock. The bounds hold on a machine with much to do; it is 0.2 s on one with little."""
+    """By the page's clock, within 2 s. The other bounds hold on a machine that stands still for a moment."""
     async with page(tmp_path, devtools) as (shown, _, client):
         await shown.value(WATCH_FAILURES)
         for count in range(1, 4):
             await failed(client)
             await shown.until(f"seen.length >= {count}")
-        for heard, drawn, since in await shown.value("seen"):
+        seen = await shown.value("seen")
+        for heard, drawn, since in seen:
             assert 0 <= drawn - heard < 5_000
             assert since < 10_000
+        assert min(since for _, _, since in seen) < 2_000
         assert shown.errors == []
 
 
