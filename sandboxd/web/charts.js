@@ -85,7 +85,8 @@ function outline(xs, line, top) {
     path += `${pen ? "L" : "M"}${x(share)} ${y(value, top)}`;
     pen = true;
   });
-  if (!line.below) return path;
+  // A point without neighbours, such as a run's first step, is a short dash.
+  if (!line.below) return path.replace(/M[\d.]+ [\d.]+(?=M|$)/g, "$&m-4 0h8");
   for (let number = xs.length - 1; number >= 0; number--) path += `L${x(xs[number])} ${y(line.below[number], top)}`;
   return path && `${path}Z`;
 }

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ WATCH_FAILURES = """(() => {
       window.seen.push([heard, performance.now(), Date.now() - rows.failures[line.dataset.key].when * 1000]);
   }))).observe(rows_of, { childList: true });
 })()"""
+
+# What the rules of axe, Deque's checker, find wrong: the rule and where.
+AXE = """axe.run(document, { resultTypes: ["violations"] }).then((found) =>
+  found.violations.map((each) => [each.id, each.nodes.map((node) => node.html.slice(0, 90))]))"""
+
+
+def axe_core() -> str:
+    """The checker's script."""
+    return resources.files("axe_core_python").joinpath("axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +186,9 @@ async def test_any_width_either_scheme_and_by_ear(tmp_path: Path, devtools: str)
         async with client.acquire("python", timeout=30, labels={"episode": "e" * 200}):
             await failed(client)
             await shown.until("document.querySelector('#run-cards').innerText.includes('sums')")
+            # One step is no line yet, and is seen all the same.
+            assert await shown.value("document.querySelector('#run-cards path.l0').getTotalLength()") > 0
+            await shown.value(f"{axe_core()}; 1")
             await shown.until(
                 "document.querySelector('#leases-rows tr') && document.querySelector('#failures-rows tr')"
             )
@@ -185,6 +198,7 @@ async def test_any_width_either_scheme_and_by_ear(tmp_path: Path, devtools: str)
                     assert await shown.value("document.documentElement.scrollWidth") <= width
                     ratio, where = await shown.value(CONTRAST)
                     assert ratio >= 4.5, (scheme, width, where)
+                    assert await shown.value(AXE) == []
             await shown.look_like(360, 800, "light")
             tree = (await shown.ask("Accessibility.getFullAXTree"))["nodes"]
             told = {
