@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from rl.advantage import AdvantageRule
+from rl.config_curriculum import CurriculumConfig
 from rl.config_faults import explain
 from rl.config_section import Section
 from rl.errors import ConfigError
@@ -254,6 +255,7 @@ class Config(Section):
     """Save after so many steps; only at the end and at Ctrl-C when 0."""
     checkpoints_kept: Count = 2
     """So many of the newest stay, and the one that scored best on the held-out problems."""
+    curriculum: CurriculumConfig = CurriculumConfig()
     queue: Annotated[QueueConfig, Field(validate_default=True)] = QueueConfig()
     trainer: TrainerConfig = TrainerConfig()
     episode: Annotated[EpisodeConfig, Field(validate_default=True)] = EpisodeConfig()

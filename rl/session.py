@@ -10,7 +10,7 @@ from typing import Any
 from rl.buffer import GroupBuffer
 from rl.checkpoint import LoopState
 from rl.config import Config, EpisodeConfig
-from rl.curriculum import Curriculum, SolveRateBands, Uniform
+from rl.curriculum import BandSettings, Curriculum, SolveRateBands, Uniform
 from rl.dialogue import Dialogue
 from rl.engines import Engines
 from rl.errors import CheckpointFailed, ConfigError
@@ -210,7 +210,8 @@ class Session:
         config = self._config
         curriculum: Curriculum
         if config.filter:
-            curriculum = SolveRateBands(source, list(source.families), seed=config.seed)
+            bands = BandSettings(**config.curriculum.model_dump())
+            curriculum = SolveRateBands(source, list(source.families), seed=config.seed, settings=bands)
         else:
             places = [(family, level) for family, count in source.levels().items() for level in range(count)]
             curriculum = Uniform(source, places, seed=config.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,10 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("staleness_bound = 0\n[queue]\npolicy = 'drop_late'", "needs a staleness_bound of at least 1"),
         ("[generator]\nweights = 'nccl'", "nccl is for servers: name them in generator.servers"),
         ("[generator]\nservers = ['http://a:1']\nweights = 'file'", "servers take no files"),
+        ("[curriculum]\nlow = 0.9", "curriculum.high"),
+        ("[curriculum]\nlow = 0.5\nhigh = 0.5", "curriculum.high = 0.5: it must be above low, which is 0.5"),
+        ("[curriculum]\nhihg = 0.9", "unknown key 'curriculum.hihg' = 0.9; did you mean 'high'?"),
+        ("[curriculum]\noutside = 0", "curriculum.outside = 0: input should be greater than 0"),
         ("[queue]\npolicy = 'fifo'", "'in_order', 'windowed' or 'drop_late'"),
         ("[episode]\nturn_tokens = 2000", "context_tokens must be larger than turn_tokens"),
     ],
@@ -75,14 +80,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    source = (Path(__file__).parents[2] / "rl" / "config.py").read_text()
-    lines = source.splitlines()
-    values = {name: getattr(Config(), name) for name in Config.model_fields}
-    subsections = {name: type(value) for name, value in values.items() if isinstance(value, BaseModel)}
-    fields = set(values) | {field for model in subsections.values() for field in model.model_fields}
-    for name in fields - set(subsections):
-        number = next(i for i, line in enumerate(lines) if line.startswith(f"    {name}: "))
-        assert lines[number + 1].strip().startswith('"""'), name
+    values = [getattr(Config(), name) for name in Config.model_fields]
+    for section in (Config, *(type(value) for value in values if isinstance(value, BaseModel))):
+        lines = inspect.getsource(section).splitlines()
+        for name in section.model_fields:
+            if isinstance(section.model_fields[name].default, BaseModel) or name == "sandboxes":
+                continue
+            number = next(i for i, line in enumerate(lines) if line.startswith(f"    {name}: "))
+            assert lines[number + 1].strip().startswith('"""'), name
 
 
 def rl(*arguments: str) -> subprocess.CompletedProcess[str]:

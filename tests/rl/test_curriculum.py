@@ -165,6 +165,17 @@ def test_a_solve_rate_is_forgotten_as_the_policy_moves() -> None:
     assert before < 0.1 < 0.7 < curriculum.metrics()["curriculum/solve_rate/words/0"]
 
 
+def test_a_level_that_is_learned_retires_and_one_that_is_lost_again_comes_back() -> None:
+    curriculum = bands()
+    teach(curriculum, ("words", 0), 1.0)
+    teach(curriculum, ("sums", 0), 0.5)
+    retired = drawn(curriculum)[("words", 0)]
+    assert curriculum.weight(("words", 0)) == WIDE.outside
+    assert 0 < retired < 60, "rarely, but often enough to be seen"
+    teach(curriculum, ("words", 0), 0.4, groups=2)
+    assert drawn(curriculum)[("words", 0)] > 2 * retired
+
+
 def test_a_group_without_scored_episodes_teaches_nothing() -> None:
     curriculum = bands()
     before = curriculum.state_dict()

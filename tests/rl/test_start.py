@@ -12,7 +12,8 @@ from rich.console import Console
 
 from rl.checkpoint import LoopState, write_checkpoint
 from rl.config import Config, load
-from rl.curriculum import Uniform
+from rl.config_curriculum import CurriculumConfig
+from rl.curriculum import BandSettings, SolveRateBands, Uniform
 from rl.errors import ConfigError
 from rl.fakes import FakeTrainer
 from rl.progress import Progress
@@ -62,3 +63,17 @@ def test_a_checkpoint_of_another_curriculum_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"filter = True: the checkpoint is of a run with another curr.* 'open'"
     ):
         session.curriculum(task_source(config(tmp_path)))
+
+
+def test_the_curriculum_has_the_band_of_the_settings(tmp_path: Path) -> None:
+    """At 0.75 a level is in the band by default, and out of one that ends at 0.6."""
+    rates = []
+    for band in ({}, {"high": 0.6, "outside": 0.01}):
+        wanted = config(tmp_path).model_copy(update={"curriculum": CurriculumConfig(**band)})
+        session = Session(wanted, Start(), Progress(1, console=Console(file=io.StringIO())), 0.0)
+        curriculum = session.curriculum(task_source(wanted))
+        assert isinstance(curriculum, SolveRateBands)
+        curriculum.observe(TaskSource([Sums()]).train("sums", 0, 0), [1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
+        rates.append(curriculum.weight(("sums", 0)))
+    assert rates == [pytest.approx(27 / 4 * 0.75 * 0.25**2), 0.01]
+    assert BandSettings(**CurriculumConfig().model_dump()) == BandSettings()

@@ -137,7 +137,7 @@ def test_a_ramp_says_what_was_offered_and_served(address: str, tmp_path: Path) -
 
 
 def test_times_count_from_the_moment_at_which_a_visit_was_to_begin(address: str) -> None:
-    """A load that began five seconds ago, by its client's word: nobody was served sooner than that, though the
+    """A load that began five seconds ago, by its word: nobody was served sooner than that, though the
     daemon serves each in no time."""
     due = (0.0, 0.5, 1.0)
     plan = Plan(address, "other", "late", due=due)

@@ -77,9 +77,10 @@ async def prometheus(folder: Path, daemon: str) -> AsyncIterator[aiohttp.ClientS
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-            while not await _is_ready(session):
-                assert process.returncode is None, (folder / "log").read_text()
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                while not await _is_ready(session):
+                    assert process.returncode is None, (folder / "log").read_text()
+                    await asyncio.sleep(0.05)
             yield session
     finally:
         if process.returncode is None:
