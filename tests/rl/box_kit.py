@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from sandboxd.daemon import running
 
 
 @asynccontextmanager
-async def fake_sandboxes(directory: Path) -> AsyncIterator[DaemonSandboxes]:
-    """Leases from a pool called `python`."""
+async def fake_sandboxes(directory: Path, faults: Sequence[str] = ()) -> AsyncIterator[DaemonSandboxes]:
+    """Leases from a pool called `python`, with such faults on purpose."""
     pools = {"python": {"backend": "fake", "warm": 2}}
-    config = load(None, state_dir=directory / "state", drain_seconds=0.2, pools=pools)
+    state = directory / "state"
+    config = load(None, state_dir=state, drain_seconds=0.2, pools=pools, faults=list(faults))
     async with running(config) as addresses, Client(addresses[0]) as client:
         yield DaemonSandboxes(client, "python", ttl=60, timeout=20)

@@ -17,7 +17,7 @@ from rl.sandboxes import DaemonSandboxes
 from rl.tasks import AnyFamily, TaskSource, UnknownFamily, is_held_out, load_family, shipped_families
 from rl.tasks.human_eval import HumanEval, read_problems
 from rl.tasks.shell import Shell
-from rl.types import Episode, Scored, StopReason, Task, Truncated
+from rl.types import Episode, Scored, StopReason, Task, Truncated, Unscored
 from tests.rl.box_kit import fake_sandboxes
 from tests.rl.test_rollout import Recorder
 
@@ -79,6 +79,21 @@ def test_the_solution_passes_the_tests_in_the_sandbox_and_ends_the_episode(tmp_p
 )
 def test_wrong_code_earns_nothing_however_it_ends(tmp_path: Path, code: str) -> None:
     assert play(tmp_path, HumanEval(), problem("HumanEval/0")[0], f"{code}```").outcome == Scored(0.0)
+
+
+def test_a_right_answer_whose_sandbox_dies_at_the_verdict_is_unscored(tmp_path: Path) -> None:
+    """The first command of such an episode is that of its verifier."""
+    task, solution = problem("HumanEval/0")
+
+    async def body() -> Episode:
+        async with asyncio.timeout(30), fake_sandboxes(tmp_path, faults=["die 1"]) as sandboxes:
+            return await attempt(sandboxes, HumanEval(), task, f"{solution.strip()}\n```")
+
+    episode = asyncio.run(body())
+    assert isinstance(episode.outcome, Unscored), episode.outcome
+    assert episode.outcome.kind == "SANDBOX_LOST"
+    assert episode.reward is None
+    assert len(episode.turns) == 1
 
 
 def test_a_solution_may_lean_on_what_the_problem_gives(tmp_path: Path) -> None:
