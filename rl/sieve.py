@@ -6,7 +6,7 @@ from rl.advantage import scored_advantages
 from rl.errors import StarvedError
 from rl.group_play import GroupPlay
 from rl.plan import Plan
-from rl.types import Group, Unscored
+from rl.types import Cancelled, Group, Outcome, Unscored
 
 BARREN_BATCHES = 20
 """So many batches' worth of groups in a row without any signal: the tasks are all too hard or too easy."""
@@ -74,7 +74,7 @@ class Sieve:
     def _count_lost(self, group: Group) -> None:
         self._lost += 1
         first = next(episode.outcome for episode in group.episodes if episode.reward is None)
-        self._last_loss = f"{first.kind}: {first.detail}" if isinstance(first, Unscored) else str(first)
+        self._last_loss = _told(first)
         if self._lost >= LOST_BATCHES * self._plan.groups_per_batch:
             raise StarvedError(f"{self._lost} groups in a row were lost, the last to {self._last_loss}")
 
@@ -85,3 +85,14 @@ class Sieve:
                 f"{self._barren} groups in a row had equal rewards throughout, the last ones "
                 f"{group.solve_rate:.0%} solved: choose easier or harder tasks, or larger groups"
             )
+
+
+def _told(outcome: Outcome) -> str:
+    """What took an episode that has no verdict, and where it can be helped what to do."""
+    match outcome:
+        case Unscored(kind, _, detail):
+            return f"{kind}: {detail}"
+        case Cancelled("timeout"):
+            return "the time limit: raise episode.seconds, or look at what generator and sandboxes do meanwhile"
+        case _:
+            return str(outcome)

@@ -95,6 +95,17 @@ def test_infrastructure_that_stays_away_ends_the_run_and_is_named(tmp_path: Path
     closed(rig)
 
 
+def test_a_generator_that_never_answers_ends_the_run(tmp_path: Path) -> None:
+    """It is there and draws nothing: no progress is an end, too, and says which limit it was."""
+    plan = Plan(steps=4, groups_per_batch=1, samples_per_group=2)
+    never = asyncio.Event()
+    rig = Rig(tmp_path, plan=plan, gate=lambda: never, episode_seconds=0.05)
+    with pytest.raises(StarvedError, match=r"3 groups in a row were lost.*time limit: raise episode.seconds"):
+        asyncio.run(asyncio.wait_for(rig.loop.run(), 20))
+    assert not rig.trainer.batches
+    rig.ledger.check()
+
+
 def test_tasks_that_are_all_too_easy_end_the_run_and_are_named(tmp_path: Path) -> None:
     rig = Rig(tmp_path, skill=lambda version: 1.0)
     with pytest.raises(StarvedError, match=r"40 groups in a row .* 100% solved"):
