@@ -93,6 +93,8 @@ def _told(outcome: Outcome) -> str:
         case Unscored(kind, _, detail):
             return f"{kind}: {detail}"
         case Cancelled("timeout"):
-            return "the time limit: raise episode.seconds, or look at what generator and sandboxes do meanwhile"
+            return (
+                "the time limit: raise episode.seconds, or look at what generator and sandboxes do meanwhile"
+            )
         case _:
             return str(outcome)

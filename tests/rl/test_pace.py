@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import itertools
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +21,8 @@ from sandboxd import Client, PoolStats
 from sandboxd.config import load
 from sandboxd.daemon import running
 from tests.rl.harness import AddingSandboxes, Rig
+from tests.sandboxd.conftest import daemon_process
+from tests.source_tree import ROOT
 
 POOL = PoolStats(
     **dict.fromkeys(
@@ -71,6 +77,54 @@ def test_a_run_whose_sandboxes_fail_plays_fewer_episodes_and_says_so(tmp_path: P
     assert pace.row()["concurrency/max_inflight"] == rig.player.limit
     assert pace.row()["concurrency/cuts"] >= 1
     rig.ledger.check()
+
+
+FAILING = """
+faults = ["die 0.4"]
+[fake]
+start_seconds = 0.1
+[pools.python]
+backend = "fake"
+warm = 4
+start_limit = 4
+"""
+RUN = """
+name = "paced"
+runs_dir = "{folder}"
+steps = 6
+families = ["sums"]
+groups_per_batch = 2
+samples_per_group = 6
+concurrent_episodes = 12
+checkpoint_every_steps = 0
+[trainer]
+backend = "fake"
+[generator]
+backend = "fake"
+[sandboxes]
+address = "{address}"
+[heldout]
+per_kind = 1
+per_level = 1
+"""
+
+
+def test_whoever_reads_the_output_the_summary_or_the_report_is_told_why(tmp_path: Path) -> None:
+    """72 sandboxes at least, four at a time in a tenth of a second: the pool is heard of meanwhile."""
+    run = tmp_path / "paced"
+    (tmp_path / "d").mkdir()
+    settings = tmp_path / "run.toml"
+    with daemon_process(tmp_path / "d", FAILING) as address:
+        settings.write_text(RUN.format(folder=tmp_path, address=address))
+        command = [sys.executable, "-m", "rl", "train", str(settings)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    changes = json.loads((run / "summary.json").read_text())["concurrency"]
+    (cut, *_) = [each for each in changes if "were lost to infrastructure" in each["reason"]]
+    assert cut["before"] > cut["after"]
+    said = f"episodes at once: {cut['before']} → {cut['after']}, for {cut['reason']}"
+    assert said in " ".join(done.stdout.split())
+    assert html.escape(cut["reason"]) in (run / "report.html").read_text()
 
 
 def test_with_adapting_off_it_only_measures(tmp_path: Path) -> None:
