@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from rl.cli import main, parser
 from rl.command_line import EXAMPLES
+from rl.config import load
 from sandboxd.examples import leaves
 
 COMMANDS = dict(leaves(parser()))
@@ -44,3 +46,50 @@ def test_figures_on_standard_output_stand_alone(capsys: pytest.CaptureFixture[st
     main(["bench", "--memory", "20", "--json"])
     out, err = capsys.readouterr()
     assert f"{json.loads(out)['memory']['episodes']} episodes" in err
+
+
+REHEARSAL = """
+name = "file"
+runs_dir = "{folder}"
+seed = 1
+steps = 50
+families = ["sums"]
+groups_per_batch = 1
+samples_per_group = 4
+staleness_bound = 2
+checkpoint_every_steps = 1
+checkpoints_kept = 3
+[trainer]
+backend = "fake"
+[generator]
+backend = "fake"
+[sandboxes]
+backend = "fake"
+warm = 2
+[heldout]
+per_kind = 1
+per_level = 1
+"""
+
+
+def test_options_of_train_win_over_the_file_and_hold(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rehearsal without a model; what it keeps is what was asked for."""
+    file = tmp_path / "rehearsal.toml"
+    file.write_text(REHEARSAL.format(folder=tmp_path / "elsewhere"))
+    options = ["--name", "line", "--seed", "7", "--steps", "5", "--time-limit", "300"]
+    options += ["--sync", "--no-filter", "--json"]
+    assert main(["train", str(file), *options, "--runs-dir", str(tmp_path)]) == 0
+    run = tmp_path / "line"
+    kept = load(run / "config.toml", {})
+    assert (kept.name, kept.seed, kept.steps, kept.time_limit_seconds) == ("line", 7, 5, 300.0)
+    assert (kept.staleness_bound, kept.filter, kept.runs_dir) == (0, False, tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert max(row.get("off_policy/max", 0.0) for row in rows) == 0
+    assert not any("curriculum/open/sums" in row for row in rows)
+    saved = {path.name for path in (run / "checkpoints").iterdir()}
+    assert saved == {"step-000003", "step-000004", "step-000005"}
+    assert json.loads(capfd.readouterr().out)["seed"] == 7
