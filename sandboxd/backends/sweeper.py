@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
@@ -35,7 +36,8 @@ def remove_sandbox(parent: int, name: str) -> None:
 
 
 def remove_tree(parent: int, name: str) -> None:
-    """Removes `name` below the directory `parent` with all it holds; follows no link. Idempotent."""
+    """Removes `name` below the directory `parent` with all it holds, whatever the modes of this user's own
+    directories; follows no link. Idempotent."""
     moved = [name]
     count = 0
     while moved:
@@ -55,7 +57,7 @@ def remove_tree(parent: int, name: str) -> None:
 
 def _remove_level(parent: int, name: str, depth: int) -> tuple[int, str] | None:
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        fd = _open_directory(parent, name)
     except FileNotFoundError:
         return None
     except NotADirectoryError:
@@ -74,6 +76,25 @@ def _remove_level(parent: int, name: str, depth: int) -> tuple[int, str] | None:
     os.close(fd)
     os.rmdir(name, dir_fd=parent)
     return None
+
+
+def _open_directory(parent: int, name: str) -> int:
+    """Open, and writable where to own it is enough for that. A launcher ignores modes; a keeper that removes
+    what a killed launcher left is an ordinary user's, and an overlay's own directory is closed to all."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(name, os.O_RDONLY | flags, dir_fd=parent)
+    except PermissionError:
+        path = os.open(name, os.O_PATH | flags, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{path}", stat.S_IRWXU)
+            return os.open(f"/proc/self/fd/{path}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        finally:
+            os.close(path)
+    found = os.fstat(fd)
+    if found.st_mode & stat.S_IRWXU != stat.S_IRWXU and found.st_uid == os.geteuid():
+        os.fchmod(fd, stat.S_IRWXU)
+    return fd
 
 
 def sweep_for(channel: socket.socket, sandboxes: int, cgroups: Cgroups) -> None:

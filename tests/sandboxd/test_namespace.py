@@ -25,6 +25,8 @@ from .namespace_kit import leftovers
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t")
+# An ordinary user has no number to give for a sandbox's root.
+NOT_MAPPED = "Operation not permitted" if os.geteuid() == 0 else "Invalid argument"
 
 
 async def text(backend: NamespaceBackend, script: str, template: Template = TEMPLATE) -> str:
@@ -83,7 +85,7 @@ libc.ptrace(16, 1, 0, 0) and print(os.strerror(ctypes.get_errno()))
         ("ls -l /proc/1/root/", "Permission denied"),
         ("cat /proc/1/environ", "Permission denied"),
         ("cat /proc/1/mem", "Permission denied"),
-        ("ls /proc/1/fd", "Permission denied"),
+        ("ls -l /proc/1/fd/", "Permission denied"),
         ("echo x > /proc/sys/kernel/core_pattern", "Read-only file system"),
         ("echo 1 > /proc/sys/vm/drop_caches", "Read-only file system"),
         ("touch /usr/bin/mine", "Read-only file system"),
@@ -92,7 +94,7 @@ libc.ptrace(16, 1, 0, 0) and print(os.strerror(ctypes.get_errno()))
         ("hostname other", "must be root"),
         ("date -s 2001-01-01", "Operation not permitted"),
         ("dmesg", "Operation not permitted"),
-        ("chown root /workspace", "Operation not permitted"),
+        ("chown root /workspace", NOT_MAPPED),
         ("ls /sys/fs/cgroup", "No such file"),
         ("python3 -c 'import socket; socket.socket(2, 3, 1)'", "Operation not permitted"),
         (f'python3 -c "{PTRACE}" && false', "Operation not permitted"),
@@ -156,8 +158,9 @@ async def test_paths_lead_nowhere_but_inside(backend: NamespaceBackend, tmp_path
     assert b"sandbox:x:1000" in await read(connection, b"inside")
     with pytest.raises(FileFailed, match="not a regular file"):
         await read(connection, b"pipe")
-    with pytest.raises(FileFailed, match="Permission denied"):
-        await connection.files.write(b"root/etc/passwd", pieces(b"mine"), 0o644)
+    if os.geteuid() == 0:  # An ordinary user has one number to give, and the sandbox owns its copy of all.
+        with pytest.raises(FileFailed, match="Permission denied"):
+            await connection.files.write(b"root/etc/passwd", pieces(b"mine"), 0o644)
     assert await connection.files.write(b"link", pieces(b"mine"), 0o644) == 4
     assert secret.read_text() == "x"
 

@@ -90,6 +90,10 @@ def test_an_ordinary_user_makes_sandboxes(python: str, home: Path) -> None:
             print((await run(box, b"id", b"-u"))[0])
             print((await run(box, b"grep", b"-h", b"Cap", b"/proc/self/status"))[0].split()[1::2])
             print((await run(box, b"unshare", b"--user", b"true"))[1].exit_code)
+            # With one number for all, what is root's elsewhere is a sandbox's own here, and nobody else's.
+            other = await backend.create("two", Template("t"))
+            print((await run(box, b"sh", b"-c", b"echo mine >>/etc/passwd; grep -c mine /etc/passwd"))[0])
+            print((await run(other, b"grep", b"-c", b"mine", b"/etc/passwd"))[0])
             output, end = await run(box, b"sh", b"-c", b"for n in $(seq 40); do sleep 1 & done; wait")
             print(b"fork" in output.lower(), sorted(backend.capabilities().enforced_limits))
             await box.ping()
@@ -100,7 +104,8 @@ def test_an_ordinary_user_makes_sandboxes(python: str, home: Path) -> None:
     """
     done = as_user(python, home, script)
     assert done.returncode == 0, done.stderr
-    uid, capabilities, unshared, bomb, left = done.stdout.splitlines()
+    uid, capabilities, unshared, own, others, bomb, left = done.stdout.splitlines()
+    assert [own, others] == ["b'1\\n'", "b'0\\n'"]
     assert uid == "b'1000\\n'"
     assert capabilities == str([b"0" * 16] * 5)
     assert unshared != "0"
@@ -148,6 +153,32 @@ def test_an_ordinary_user_imports_forks_and_removes(python: str, home: Path) -> 
     *_, first, second, end = done.stdout.splitlines()
     assert first == second == "[b'----------']"
     assert end == "5 0 False"
+    shutil.rmtree(home)
+
+
+def test_an_ordinary_user_starts_anew_after_a_launcher_that_was_killed(python: str, home: Path) -> None:
+    """Nobody is left with the killed one's capabilities to remove what its sandboxes closed."""
+    script = """
+    import os, signal
+
+    async def main():
+        backend = NamespaceBackend(Path(sys.argv[2]) / "state")
+        await backend.open()
+        try:
+            box = await backend.create("one", Template("t"))
+            await run(box, b"sh", b"-c", b"mkdir -p d/e/f; echo x >d/g; chmod 0 d/e/f d/g; chmod 555 d/e d")
+            os.kill(backend.launcher_pid, signal.SIGKILL)
+            await box.wait_lost()
+            await backend.destroy("one")
+            print((await run(await backend.create("two", Template("t")), b"echo", b"again"))[0])
+        finally:
+            await backend.close()
+        print((Path(sys.argv[2]) / "state").exists())
+    asyncio.run(main())
+    """
+    done = as_user(python, home, script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["b'again\\n'", "False"]
     shutil.rmtree(home)
 
 
