@@ -279,9 +279,11 @@ async def test_the_time_in_which_a_launcher_is_replaced_is_no_starts_own(tmp_pat
         os.mkfifo(fifo)
         pool = pool_on(backend, clock, template=template)
         async with asyncio.timeout(40), pool.run():
+            link = await backend._linking.connected()
             kill_launcher(backend)
             await backend.keeper_ended()
-            await settle()
+            while not link.broken:
+                await asyncio.sleep(0.01)
             waiting = asyncio.ensure_future(pool.acquire())
             # Opened when the other end is.
             with await asyncio.to_thread(fifo.open, "w") as go:
