@@ -126,7 +126,9 @@ class FaultyBackend:
 
     def _connection(self, sandbox_id: str, connection: Connection, *, lies: bool) -> Connection:
         async def kill() -> None:
-            await self.inner.destroy(sandbox_id)
+            # Where its backend is away, the pool removes it later: dead it is for its holder all the same.
+            with contextlib.suppress(BackendUnavailable):
+                await self.inner.destroy(sandbox_id)
 
         return _FaultyConnection(connection, self.drawn, kill, lies=lies)
 

@@ -21,7 +21,7 @@ from sandboxd.backends.fake import FakeBackend, FakeConnection
 from sandboxd.backends.link import DIED, Link
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.clock import Clock, ManualClock, MonotonicClock
-from sandboxd.errors import BackendUnavailable, StartFailed
+from sandboxd.errors import BackendUnavailable, SandboxLost, StartFailed
 from sandboxd.ledger import Bounds
 from sandboxd.pool import Pool, PoolOptions
 from sandboxd.sandbox import Sandbox
@@ -29,6 +29,7 @@ from sandboxd.starting import AWAY_LIMIT, RetryPolicy
 from sandboxd.types import PoolState, Template
 
 from .conftest import Rig, settle
+from .docker_kit import run
 
 pytestmark = pytest.mark.anyio
 OpenRig = Callable[..., Any]
@@ -215,6 +216,16 @@ async def acquired_when_there(r: Rig) -> Sandbox:
     while r.pool.state is PoolState.UNAVAILABLE:
         await r.clock.sleep(0.1)
     return await r.pool.acquire()
+
+
+async def test_a_fault_that_strikes_while_the_backend_is_away_is_a_loss(rig: OpenRig) -> None:
+    async with rig(faults=["die 1"]) as r:
+        held = await r.pool.acquire()
+        r.backend.script.trouble = "the launcher died"
+        with pytest.raises(SandboxLost, match="a fault was asked for: die"):
+            await run(r.pool.connection(held.id), "true")
+        r.backend.script.trouble = ""
+        await passing(r.clock, asyncio.ensure_future(r.until(lambda: "0 deleting" in r.counts)))
 
 
 async def test_a_setup_that_was_killed_is_tried_again(rig: OpenRig, tmp_path: Path) -> None:
