@@ -151,7 +151,7 @@ class Exited:
 
     `exit_code` is meaningful for EXITED (and 127 or 126 for NOT_STARTED), `signal` for SIGNALED.
     `wall` and `cpu` are in seconds. `detail` says in words why a program was not started, or
-    which limit it met.
+    which limit it met; of one that failed by itself it begins with DISK_FULL where a disk is full by then.
     """
 
     reason: ExitReason

@@ -1,6 +1,7 @@
 /* How a command ends: by itself, with what is left of its output, or killed with all that it started. */
 #include "command.h"
 
+#include "disk.h"
 #include "memory.h"
 
 #include <signal.h>
@@ -109,6 +110,8 @@ static void tell_end(struct command *command) {
         reason = OOM_KILLED;
         memory_describe(memory, detail, sizeof detail);
     }
+    if (reason == EXITED && code != 0 && detail[0] == '\0')
+        disk_describe(detail, sizeof detail);
     command_tell_end(command, command->outlet, reason, code, detail);
 }
 

@@ -62,7 +62,12 @@ async def test_a_disk_that_is_full_is_the_commands_own_business(backend: Namespa
     limits = Limits(memory_bytes=256 << 20, disk_bytes=8 << 20)
     connection = await backend.create("full", replace(TEMPLATE, limits=limits))
     for place in ("/workspace", "/var/tmp", "/tmp", "/dev/shm"):
-        filled = await shell(connection, f"cat /dev/zero >{place}/f || true; stat -c %s {place}/f")
+        failed = await shell(connection, f"cat /dev/zero >{place}/f")
+        assert (failed.exited.reason, failed.code) == (ExitReason.EXITED, 1)
+        root = "/" if place in ("/workspace", "/var/tmp") else place
+        assert failed.exited.detail.startswith(f"DISK_FULL: no space is left in {root}, which holds 8")
+        filled = await shell(connection, f"cat /dev/zero >>{place}/f || true; stat -c %s {place}/f")
+        assert filled.exited.detail == "", "it did not fail"
         assert b"No space left on device" in filled.stderr, place
         assert 0 < int(filled.stdout) <= 8 << 20
         with pytest.raises(FileFailed, match="ENOSPC"):
@@ -70,6 +75,7 @@ async def test_a_disk_that_is_full_is_the_commands_own_business(backend: Namespa
         assert (
             await shell(connection, f"rm {place}/f && echo more >{place}/h && ls {place}")
         ).stdout.endswith(b"h\n")
+        assert (await shell(connection, "exit 3")).exited.detail == "", "there is room again"
 
 
 async def test_without_control_groups_each_sandbox_still_counts_its_own_processes(tmp_path: Path) -> None:
