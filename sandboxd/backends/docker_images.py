@@ -20,7 +20,7 @@ from urllib.parse import quote
 import docker.auth
 import docker.errors
 
-from sandboxd.backends.engine import Api, Engine, EngineRefused
+from sandboxd.backends.engine import Api, Engine, EngineRefused, of_full_disk
 from sandboxd.errors import Phase, StartFailed
 from sandboxd.types import Template
 
@@ -130,7 +130,7 @@ class Images:
             raise StartFailed(
                 f"image {name!r} could not be prepared: {error.explanation}",
                 phase=Phase.PULL,
-                metadata={"image": name},
+                metadata={"image": name, **of_full_disk(str(error.explanation))},
             ) from error
         return Image(derivation.tag, user)
 
@@ -167,6 +167,13 @@ def _pull_failed(name: str, message: str) -> StartFailed:
             phase=Phase.PULL,
             retry_after=RATE_LIMIT_RETRY_SECONDS,
             metadata={"image": name, "pull": "RATE_LIMITED"},
+        )
+    if full := of_full_disk(message):
+        return StartFailed(
+            f"DISK_FULL: image {name!r} was not pulled, for the Engine's store has no room ({message}); free"
+            " some (docker system prune), or give it another disk",
+            phase=Phase.PULL,
+            metadata={"image": name, "pull": "FAILED", **full},
         )
     if UNKNOWN.search(message):
         return StartFailed(

@@ -14,7 +14,7 @@ import docker.types
 from sandboxd import stopwatch
 from sandboxd.backends import seccomp, syscalls
 from sandboxd.backends.docker_images import Image
-from sandboxd.backends.engine import Engine, EngineRefused, EngineStream
+from sandboxd.backends.engine import Engine, EngineRefused, EngineStream, of_full_disk
 from sandboxd.backends.native import PROGRAM
 from sandboxd.errors import Phase, StartFailed
 from sandboxd.telemetry.recorder import step
@@ -117,7 +117,7 @@ class Start:
             f"container {self._name}: {what}{last}",
             phase=self._phase,
             retryable=retryable,
-            metadata={"log": log, "container": self._name},
+            metadata={"log": log, "container": self._name, **of_full_disk(what)},
         )
 
     def refused(self, error: docker.errors.APIError | EngineRefused) -> StartFailed:

@@ -37,6 +37,7 @@ PING_SECONDS = 8.0
 PING_PAUSE_SECONDS = 1.0
 # The head of a frame of a stream without a terminal: which stream, three zeros, the payload's length.
 FRAME = struct.Struct(">BxxxI")
+FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
 T = TypeVar("T")
 Api = docker.APIClient
@@ -48,6 +49,11 @@ class EngineRefused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def of_full_disk(text: str) -> dict[str, str]:
+    """What an error's metadata says where the Engine's disk is full: as of the daemon's own."""
+    return {"host": "DISK_FULL"} if FULL.search(text) else {}
 
 
 class Engine:
