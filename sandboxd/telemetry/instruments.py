@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from sandboxd.telemetry.counting import BOUNDS
+from sandboxd.telemetry.lag import LOOP_LAG
 from sandboxd.telemetry.recorder import ACQUIRE_WAIT, ATTEMPT_FAILURES, START_DURATION, Attributes
 from sandboxd.telemetry.snapshot import Numbers
 from sandboxd.types import PoolState, PoolStats
@@ -19,6 +20,7 @@ Values = Iterable[tuple[float, dict[str, str]]]
 HISTOGRAMS = {
     START_DURATION: "Time from the decision to start a sandbox until it is ready or given up, by outcome.",
     ACQUIRE_WAIT: "Time that a caller waited for its sandboxes, by outcome.",
+    LOOP_LAG: "How late the daemon's event loop came to what was due, ten times a second.",
 }
 COUNTERS = {ATTEMPT_FAILURES: ("{attempt}", "Attempts to start a sandbox that failed, by phase.")}
 

@@ -35,8 +35,9 @@ from sandboxd.config import ConfigError
 from sandboxd.telemetry import exporters, logs
 from sandboxd.telemetry.calls import Calls, Durations
 from sandboxd.telemetry.instruments import Instruments
+from sandboxd.telemetry.lag import LOOP_LAG, measured
 from sandboxd.telemetry.prometheus import serve
-from sandboxd.telemetry.recorder import NOTHING, Attributes, recorder
+from sandboxd.telemetry.recorder import NONE, NOTHING, Attributes, recorder
 from sandboxd.telemetry.settings import Wanted
 from sandboxd.telemetry.snapshot import Numbers, Snapshot
 from sandboxd.telemetry.spans import Span, Spans
@@ -128,6 +129,11 @@ async def recorded(wanted: Wanted) -> AsyncIterator[Recording]:
                     f"telemetry cannot be set up: {error}; correct the OTEL_ variables"
                 ) from error
             recorder.set(recording)
+            if recording.instruments is not None:
+                loop = asyncio.get_running_loop()
+                stack.enter_context(
+                    measured(loop, lambda seconds: recording.seconds(LOOP_LAG, seconds, NONE))
+                )
             try:
                 yield recording
             finally:
