@@ -36,25 +36,33 @@ class RemoteFiles:
         self.name = name
         self._stub = stub
 
-    async def write_file(self, path: Word, data: bytes, *, mode: int = 0o644) -> int:
-        """Replaces a file atomically; returns its size."""
+    async def write_file(self, path: Word, data: bytes | AsyncIterable[bytes], *, mode: int = 0o644) -> int:
+        """Replaces a file atomically; returns its size in bytes. What comes piece by piece is sent so."""
         target = message(pb.WriteFileRequest.Target, name=self.name, path=as_bytes(path), mode=mode)
 
         async def messages() -> AsyncIterator[pb.WriteFileRequest]:
             yield pb.WriteFileRequest(target=target)
-            for piece in in_pieces(data):
-                yield pb.WriteFileRequest(data=piece)
+            async for part in data if isinstance(data, AsyncIterable) else _one(data):
+                for piece in in_pieces(part):
+                    yield pb.WriteFileRequest(data=piece)
 
         size: int = (await _upload(self._stub.WriteFile(), messages())).size_bytes
         return size
 
     async def read_file(self, path: Word, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Reads a file."""
+        """Reads a file, or `limit` bytes of it from `offset` on."""
+        return b"".join([piece async for piece in self.read_pieces(path, offset=offset, limit=limit)])
+
+    async def read_pieces(
+        self, path: Word, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """As `read_file`, piece by piece: for what is too large to be held."""
         target = as_bytes(path)
         request = message(
             pb.ReadFileRequest, name=self.name, path=target, offset=offset, limit_bytes=limit or 0
         )
-        return b"".join([piece async for piece in _data(self._stub.ReadFile(request))])
+        async for piece in _data(self._stub.ReadFile(request)):
+            yield piece
 
     async def stat_file(self, path: Word) -> FileInfo:
         """What is at a path; a symbolic link there is not followed."""
@@ -134,6 +142,10 @@ class RemoteFiles:
             await unpacking
         except (tarfile.TarError, ValueError, OverflowError) as error:
             raise FileFailed(f"{os.fsdecode(as_bytes(path))!r}: {error}") from error
+
+
+async def _one(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 async def _upload(call: Any, messages: AsyncIterator[Any]) -> Any:

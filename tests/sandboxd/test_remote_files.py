@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from sandboxd import FileKind, errors
+from sandboxd import Client, FileKind, errors
+
+from .conftest import daemon_process
+from .test_recovery import pid_of
 
 pytestmark = pytest.mark.anyio
 OpenDaemon = Callable[..., Any]
@@ -27,6 +31,41 @@ async def test_files_travel_whole(daemon: OpenDaemon) -> None:
         with pytest.raises(errors.FileNotFound, match="none") as raised:
             await box.read_file("none")
         assert raised.value.cause is errors.Cause.TASK
+
+
+PIECE, PIECES = os.urandom(1 << 20), 96
+
+
+def most_memory(pid: int, *, anew: bool = False) -> int:
+    """The peak of a process's resident bytes, from now on where it begins `anew`."""
+    if anew:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+async def test_a_large_file_is_held_by_nobody_whole(tmp_path: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(PIECES):
+            yield PIECE
+
+    settings = "drain_seconds = 0.2\n[pools.python]\nwarm = 1\nlimits.memory_bytes = 268435456\n"
+    with daemon_process(tmp_path, settings) as address:
+        async with Client(address) as client, client.acquire("python", timeout=60) as box:
+            daemon = int((tmp_path / "state" / "daemon.lock").read_text())
+            guest = await pid_of(box)
+            before = {pid: most_memory(pid, anew=True) for pid in (daemon, guest)}
+            assert await box.write_file("large", pieces()) == PIECES * len(PIECE)
+            size, hashed = 0, hashlib.sha256()
+            async for piece in box.read_pieces("large"):
+                size += len(piece)
+                hashed.update(piece)
+            assert (size, hashed.digest()) == (PIECES << 20, hashlib.sha256(PIECE * PIECES).digest())
+            grown = {pid: most_memory(pid) - most for pid, most in before.items()}
+            assert grown[daemon] < 32 << 20
+            assert grown[guest] < 8 << 20
+            part = [piece async for piece in box.read_pieces("large", offset=5, limit=7)]
+            assert b"".join(part) == PIECE[5:12]
 
 
 async def test_files_are_described_listed_and_removed(daemon: OpenDaemon) -> None:
