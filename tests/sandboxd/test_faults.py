@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sandboxd import Client, errors
 from sandboxd.backends.base import Backend
 from sandboxd.backends.fake import FakeBackend
 from sandboxd.backends.faults import Fault, FaultyBackend
+from sandboxd.backends.namespace import NamespaceBackend
 from sandboxd.config import ConfigError, load
 from sandboxd.errors import BackendUnavailable, SandboxLost, StartFailed
 from sandboxd.types import Template
@@ -41,6 +43,35 @@ async def test_a_start_fails_in_its_phase_and_leaves_nothing(case: Case) -> None
             with pytest.raises(StartFailed, match="asked for") as raised:
                 await backend.create("s", case.template)
             assert raised.value.phase == phase
+
+
+def descriptors(pids: list[int]) -> list[int]:
+    return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
+
+
+async def test_failed_starts_leave_no_descriptors(backend: NamespaceBackend) -> None:
+    """In the daemon, the launcher and the starter; some failed before there was a sandbox, some after."""
+    faulty = FaultyBackend(backend, [Fault.parse("fail ready 1")])
+
+    async def fail(number: int) -> None:
+        template = Template("t", cwd=b"/proc/none") if number % 2 else Template("t")
+        with pytest.raises(StartFailed):
+            await faulty.create(f"s{number}", template)
+
+    for number in range(8):
+        await fail(number)
+    launcher = backend.launcher_pid
+    assert launcher is not None
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    pids = [os.getpid(), launcher, *map(int, children)]
+    before = descriptors(pids)
+    for batch in range(10):
+        await asyncio.gather(*(fail(8 + 10 * batch + number) for number in range(10)))
+    async with asyncio.timeout(20):
+        # What is given back is closed a moment later.
+        while any(now > then for now, then in zip(descriptors(pids), before, strict=True)):
+            await asyncio.sleep(0.02)
+    assert await backend.list_ids() == []
 
 
 async def test_a_hung_start_that_is_given_up_leaves_nothing(case: Case) -> None:
