@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from sandboxd.config import ConfigError, load
+from sandboxd.config import ConfigError, LimitsConfig, PoolConfig, RetryConfig, load
 
 
 def write(directory: Path, text: str) -> Path:
@@ -27,6 +29,71 @@ def test_a_pool_becomes_a_template_and_options(tmp_path: Path) -> None:
     assert pool.template("tool").env == {b"A": b"b"}
     assert pool.template("tool").limits.pids == 99
     assert pool.options().bounds.warm_target == 10
+
+
+# Of each setting of a pool another value than its own, and where it is to be found then.
+ARRIVES: dict[str, tuple[object, str]] = {
+    "image": ("base", "template.image"),
+    "runtime": ("runsc", "template.runtime"),
+    "warm": (11, "options.bounds.warm_target"),
+    "warm_limit": (12, "options.regulation.warm_limit"),
+    "size_limit": (13, "options.bounds.size_limit"),
+    "start_limit": (14, "options.bounds.start_limit"),
+    "starts_per_second": (16.0, "options.regulation.starts_per_second"),
+    "waiting_limit": (17, "options.bounds.waiting_limit"),
+    "ttl_seconds": (18.0, "options.default_ttl"),
+    "env": ({"A": "b"}, "template.env"),
+    "cwd": ("/there", "template.cwd"),
+    "setup": (["true"], "template.setup"),
+    "network": ("host", "template.network"),
+    "start_timeout_seconds": (19.0, "template.start_timeout"),
+    "pull_timeout_seconds": (20.0, "template.pull_timeout"),
+    "check_seconds": (21.0, "options.care.check_seconds"),
+    "max_uses": (22, "options.care.max_uses"),
+    "quarantine_limit": (23, "options.bounds.quarantine_limit"),
+    "quarantine_seconds": (24.0, "options.care.quarantine_seconds"),
+    "limits.memory_bytes": (25 << 20, "template.limits.memory_bytes"),
+    "limits.cpu_count": (2.6, "template.limits.cpu_count"),
+    "limits.pids": (27, "template.limits.pids"),
+    "limits.open_files": (28, "template.limits.open_files"),
+    "limits.disk_bytes": (29 << 20, "template.limits.disk_bytes"),
+    "retry.attempts": (30, "options.retry.attempts"),
+    "retry.budget_seconds": (31.0, "options.retry.budget"),
+    "retry.pause_seconds": (3.2, "options.retry.pause"),
+    "retry.pause_limit_seconds": (33.0, "options.retry.pause_limit"),
+}
+
+
+def test_every_setting_of_a_pool_arrives_where_it_belongs() -> None:
+    whole: dict[str, type[BaseModel]] = {"limits": LimitsConfig, "retry": RetryConfig}
+    keys = [key for key in PoolConfig.model_fields if key not in (*whole, "backend", "start_limit_min")]
+    keys += [f"{name}.{key}" for name, section in whole.items() for key in section.model_fields]
+    assert set(keys) <= set(ARRIVES)
+    values: dict[str, Any] = {"backend": "fake", "limits": {}, "retry": {}}
+    for key, (value, _) in ARRIVES.items():
+        section, _, name = key.rpartition(".")
+        (values[section] if section else values)[name] = value
+    pool = PoolConfig.model_validate(values)
+    made = {"template": pool.template("p"), "options": pool.options()}
+    for key in keys:
+        value, path = ARRIVES[key]
+        found: Any = made[path.partition(".")[0]]
+        for part in path.split(".")[1:]:
+            found = getattr(found, part)
+        assert found == _encoded(value), key
+
+
+def _encoded(value: object) -> object:
+    """As a template has text that goes into a sandbox."""
+    match value:
+        case {"A": "b"}:
+            return {b"A": b"b"}
+        case ["true"]:
+            return (b"true",)
+        case "/there":
+            return b"/there"
+        case _:
+            return value
 
 
 def test_tenants_weigh_one_where_nothing_is_said(tmp_path: Path) -> None:
