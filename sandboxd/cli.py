@@ -120,6 +120,7 @@ def _add_exec(parts: Any) -> None:
     run.add_argument("-t", "--tty", action="store_true", help="run on a terminal like this one; implies -i")
     run.add_argument("--timeout", type=float, metavar="S", help="kill the command after S seconds")
     run.add_argument("--wait", type=float, default=60.0, metavar="S", help="wait S seconds for a sandbox")
+    add_json(run, "one JSON object: how it ended and what it printed")
     run.add_argument("pool", metavar="POOL")
     run.add_argument("argv", nargs="+", metavar="CMD", help="the program and its arguments, after --")
     run.set_defaults(run=commands.execute)

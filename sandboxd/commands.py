@@ -11,14 +11,23 @@ import time
 from rich.table import Table
 
 from sandboxd import terminal
-from sandboxd.client import Client
+from sandboxd.client import Box, Client
 from sandboxd.config import ConfigError
 from sandboxd.output import console, say
+from sandboxd.replies import ExecResult
 from sandboxd.types import Exited, ExitReason, PoolState
+from sandboxd.wire import RUN_OUTPUT_LIMIT_BYTES
+
+OUTPUT_TAIL_BYTES = 256 << 10
+"""Of each stream, kept by `exec --json` where a command prints more than one message holds."""
 
 
 async def execute(arguments: argparse.Namespace) -> int:
-    """`sandboxd exec`: 0 when the command ended with 0; else 1 and one line that says how it ended."""
+    """`sandboxd exec`: 0 when the command ended with 0; else 1 and one line that says how it ended, with
+    --json an object in both cases.
+    """
+    if arguments.json and (arguments.tty or arguments.interactive):
+        raise ConfigError("exec --json: goes without --interactive and --tty, which pass on what is printed")
     if arguments.tty and not (sys.stdin and sys.stdin.isatty()):
         raise ConfigError("exec --tty: standard input is not a terminal; leave out --tty")
     if not arguments.wait >= 0:
@@ -27,6 +36,8 @@ async def execute(arguments: argparse.Namespace) -> int:
         Client(arguments.address) as client,
         client.acquire(arguments.pool, timeout=arguments.wait) as box,
     ):
+        if arguments.json:
+            return _say_result(box.name, await _gathered(box, arguments))
         end = await terminal.run(
             box,
             arguments.argv,
@@ -38,6 +49,27 @@ async def execute(arguments: argparse.Namespace) -> int:
         return 0
     print(f"sandboxd: {_ending(end, arguments)}", file=sys.stderr)
     return 1
+
+
+async def _gathered(box: Box, arguments: argparse.Namespace) -> ExecResult:
+    """Head and tail of what it printed, in one message."""
+    return await box.exec(
+        arguments.argv,
+        stdin=await terminal.given_input(),
+        timeout=arguments.timeout,
+        output_limit=RUN_OUTPUT_LIMIT_BYTES,
+        output_tail=OUTPUT_TAIL_BYTES,
+    )
+
+
+def _say_result(name: str, result: ExecResult) -> int:
+    told: dict[str, object] = {"sandbox": name, "reason": result.reason, "exit_code": result.exit_code}
+    told |= {"signal": result.signal, "detail": result.detail, "wall": result.wall, "cpu": result.cpu}
+    for stream, cut in (("stdout", result.stdout_cut), ("stderr", result.stderr_cut)):
+        told[stream] = getattr(result, stream).decode(errors="replace")
+        told[f"{stream}_dropped"] = cut.dropped if cut else 0
+    print(json.dumps(told))
+    return 0 if result.ok else 1
 
 
 def _ending(end: Exited, arguments: argparse.Namespace) -> str:

@@ -15,6 +15,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "sandboxd exec python -- python3 -c 'print(6*7)'": "one command",
         "sandboxd exec -t python -- bash": "a terminal",
         "sandboxd exec --timeout 5 --wait 10 python -- make test": "with bounds",
+        "sandboxd exec --json python -- uname -a": "for a program",
     },
     "ls": {"sandboxd ls": "leased and warm sandboxes", "sandboxd ls --pool python --json": "for a program"},
     "inspect": {

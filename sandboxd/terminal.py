@@ -35,8 +35,7 @@ async def run(
             return await _talk(box, argv, timeout, size=_size())
     if interactive:
         return await _talk(box, argv, timeout, size=None)
-    stdin = b"" if sys.stdin is None or sys.stdin.isatty() else await _all_input()
-    return await _show(box.stream(argv, stdin=stdin, timeout=timeout))
+    return await _show(box.stream(argv, stdin=await given_input(), timeout=timeout))
 
 
 async def _talk(
@@ -75,9 +74,14 @@ async def _feed(running: Interaction) -> None:
         await running.write(data)
 
 
-async def _all_input() -> bytes:
-    """Standard input to its end. Meanwhile the lease is renewed, and Ctrl-C is heard."""
+async def given_input() -> bytes:
+    """Standard input to its end, unless it is a terminal. Meanwhile the lease is renewed, Ctrl-C is heard.
+
+    Raises ConfigError where it is more than a command can be given at once.
+    """
     data = bytearray()
+    if sys.stdin is None or sys.stdin.isatty():
+        return b""
     while True:
         await _readable()
         piece = os.read(STDIN, PIECE_BYTES)

@@ -26,8 +26,8 @@ from .conftest import daemon_process
 
 POOLS = '[pools.python]\nbackend = "fake"\nwarm = 2\n'
 POOLS += '[pools.broken]\nbackend = "fake"\nwarm = 0\nsetup = ["false"]\n'
-# They print a line for a person, the program's own output, and a script.
-NO_JSON = {"serve", "exec", "completion"}
+# They print a line for a person, and a script.
+NO_JSON = {"serve", "completion"}
 ESCAPE = "\x1b["
 COLOUR = re.compile(r"\x1b\[(?:\d;)?3\d")
 
@@ -154,6 +154,8 @@ def test_the_keys_are_those_of_the_documentation(address: str, tmp_path: Path) -
         "image rm": printed("image", "rm", "mine", *images),
         "image gc": printed("image", "gc", *images),
     }
+    code, out, _ = told("exec", "--json", *there, "python", "--", "true")
+    shown["exec"] = [json.loads(out)]
     code, out, _ = told("reload", *there, "--json")
     shown["reload"] = [json.loads(out)]
     code, out, _ = told("doctor", "--count", "1", "--json", "--state-dir", tmp_path / "state")
@@ -164,6 +166,26 @@ def test_the_keys_are_those_of_the_documentation(address: str, tmp_path: Path) -
         assert objects, command
         for each in objects:
             assert (command, set(each)) == (command, keys[command])
+
+
+def test_exec_tells_a_program_how_a_command_ended_and_what_it_printed(address: str) -> None:
+    ask = ("exec", "--json", "--address", address)
+    code, out, err = told(*ask, "python", "--", "sh", "-c", "echo said; printf '\\377' >&2; exit 3")
+    (end,) = [json.loads(line) for line in out.splitlines()]
+    assert (code, err) == (1, "")
+    assert (end["reason"], end["exit_code"], end["stdout"], end["stderr"]) == (
+        "EXITED",
+        3,
+        "said\n",
+        "\ufffd",
+    )
+    code, out, _ = told(*ask, "python", "--", "head", "-c", "3000000", "/dev/zero")
+    end = json.loads(out)
+    assert (code, end["stdout_dropped"] + len(end["stdout"]), end["stderr_dropped"]) == (0, 3_000_000, 0)
+    code, out, _ = told(*ask, "--timeout", "0.1", "python", "--", "sleep", "9")
+    assert (code, json.loads(out)["reason"]) == (1, "TIMED_OUT")
+    code, out, err = told(*ask, "-i", "python", "--", "cat")
+    assert (code, out, err.count("\n")) == (2, "", 1)
 
 
 def on_terminal(*arguments: str, **environ: str) -> str:
