@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.__main__ import parser as rl_parser
+from rl.cli import parser as rl_parser
 from sandboxd import cli
 from sandboxd.examples import leaves
 from tests.source_tree import ROOT
