@@ -20,7 +20,7 @@ from rl.batching import pack_pass
 from rl.config import TrainerConfig
 from rl.errors import ConfigError, NonFiniteStep, TrainerDead
 from rl.precision import Precision
-from rl.trainer import TorchTrainer
+from rl.trainer import ADAM_BETAS, TorchTrainer
 from rl.trainer_process import TrainerProcess, start_trainer
 from rl.types import Batch, PackedGroup, Sample
 
@@ -84,6 +84,25 @@ def test_steps_raise_the_likelihood_of_what_was_rewarded(model_path: Path) -> No
     assert trainer.step_count == 5
     assert reports[0].trained_tokens == 12
     assert reports[0].forwarded_tokens == 3 + 12
+
+
+def test_long_gradients_are_shortened_to_their_limit(model_path: Path) -> None:
+    """What AdamW remembers after one step is its share of the gradient that it was given."""
+    trainer = TorchTrainer.load(model_path, TrainerConfig(max_grad_norm=0.01))
+    assert trainer.step(batch(advantage=50.0)).grad_norm > 1.0
+    means = [state["exp_avg"] for state in trainer._optimizer.state.values()]
+    given = torch.sqrt(torch.stack([mean.square().sum() for mean in means]).sum()) / (1 - ADAM_BETAS[0])
+    assert given.item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_weights_decay_at_the_rate_that_was_set(model_path: Path) -> None:
+    """Where nothing is rewarded the gradient is nothing, and the decay alone moves them."""
+    config = TrainerConfig(learning_rate=0.01, weight_decay=0.5, warmup_steps=0)
+    trainer = TorchTrainer.load(model_path, config)
+    before = weights(trainer)
+    trainer.step(batch(advantage=0.0))
+    for name, value in weights(trainer).items():
+        assert torch.allclose(value, before[name] * (1 - 0.01 * 0.5), rtol=1e-6, atol=1e-9), name
 
 
 @pytest.mark.parametrize("logprob", [-104.0, 96.0])
