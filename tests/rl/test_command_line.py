@@ -13,6 +13,7 @@ from rl.cli import main, parser
 from rl.command_line import EXAMPLES
 from rl.config import load
 from sandboxd.examples import leaves
+from tests.source_tree import ROOT
 
 COMMANDS = dict(leaves(parser()))
 
@@ -72,6 +73,17 @@ per_level = 1
 """
 
 
+def documented() -> set[str]:
+    """The metrics that docs/rl.md explains below "Matching rates"."""
+    table = (
+        (ROOT / "docs" / "rl.md")
+        .read_text()
+        .partition("## Matching rates")[2]
+        .partition("\n\nEpisodes at")[0]
+    )
+    return set(re.findall(r"`([a-z]+/\w+)`", table))
+
+
 def test_options_of_train_win_over_the_file_and_hold(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +102,7 @@ def test_options_of_train_win_over_the_file_and_hold(
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert max(row.get("off_policy/max", 0.0) for row in rows) == 0
     assert not any("curriculum/open/sums" in row for row in rows)
+    assert documented() - {name for row in rows for name in row} == set()
     saved = {path.name for path in (run / "checkpoints").iterdir()}
     assert saved == {"step-000003", "step-000004", "step-000005"}
     assert json.loads(capfd.readouterr().out)["seed"] == 7

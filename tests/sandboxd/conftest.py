@@ -128,8 +128,11 @@ def daemon_process(tmp_path: Path, settings: str) -> Iterator[str]:
     command = [sys.executable, "-m", "sandboxd", "serve", "--config", str(config)]
     process = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stdout=subprocess.PIPE)
     assert process.stdout
-    line = process.stdout.readline().decode()
-    yield line.split(" serving ")[1].split(";")[0]
-    process.terminate()
-    process.stdout.close()
-    assert process.wait(30) == 0
+    try:
+        line = process.stdout.readline().decode()
+        yield line.split(" serving ")[1].split(";")[0]
+    finally:
+        process.terminate()
+        process.stdout.close()
+        ended = process.wait(30)
+    assert ended == 0
