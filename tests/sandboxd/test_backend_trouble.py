@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -255,12 +256,20 @@ def kill_launcher(backend: NamespaceBackend) -> None:
     os.kill(backend.launcher_pid, signal.SIGKILL)
 
 
-async def test_a_launcher_killed_in_the_midst_of_setups_uses_up_no_attempt(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    for directory in (tmp_path, *tmp_path.parents):
-        if str(directory).startswith("/tmp/"):
-            directory.chmod(0o755)
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that launchers see, who are not its user. None below pytest's own, which another session
+    of it shuts to others at any moment.
+    """
+    with tempfile.TemporaryDirectory(prefix="sandboxd-shared-") as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        yield path
+
+
+async def test_a_launcher_killed_in_the_midst_of_setups_uses_up_no_attempt(
+    tmp_path: Path, shared: Path
+) -> None:
     setup = f"until [ -e {shared}/go ]; do sleep 0.05; done"
     template = Template("p", setup=(b"sh", b"-c", setup.encode()))
     async with namespaces(tmp_path / "state", NamespaceOptions(read_only_paths=(shared,))) as backend:
