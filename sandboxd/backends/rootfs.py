@@ -148,6 +148,8 @@ class Base:
         sys.pivot_root(".", f".{TREE}/old")
         os.chdir("/")
         sys.unmount(f"{TREE}/old")
+        # This tree lies in the state directory, and so came with it a second time.
+        sys.unmount(f"{TREE}/state/base")
         # What is left of it below a sandbox's own root.
         sys.mount("", "/", flags=sys.MS_REMOUNT | sys.MS_BIND | sys.MS_RDONLY | SAFE)
         self.masked = [

@@ -167,6 +167,8 @@ def test_a_group_is_made_in_each_hierarchy_and_left_behind(tmp_path: Path) -> No
         assert groups.prepare("sandbox", LIMITS) == []
         failed = bench.failure(groups.enter("sandbox", LIMITS))
     assert failed == "No such file or directory: write memory.limit_in_bytes 67108864"
+    joins = [step for step in groups.enter("sandbox", LIMITS) if step[2:] == ("tasks", "0", False)]
+    assert len(joins) == 3, "as one thread, or all that begin and end wait for each start"
     made = [directory.name for directory in tmp_path.glob("*/own/mine/sandbox")]
     assert made == ["sandbox"]
     groups.remove("sandbox")

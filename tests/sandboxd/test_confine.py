@@ -121,7 +121,7 @@ def test_control_groups_are_entered_before_memory_is_used(tmp_path: Path) -> Non
     cgroups = Cgroups([(1, str(tmp_path), ("memory", "pids"))])
     steps = unfolded(confinement(cgroups=cgroups), order(limits=LIMITS))
     cgroups.close()
-    assert names(steps).index("join") < names(steps).index("unshare")
+    assert steps.index(("write", GROUP, "tasks", "0", False)) < names(steps).index("unshare")
     assert ("open", GROUP, "memory.oom_control", os.O_RDONLY, KILLS, True) in steps
     kinds = [step[1] for step in steps if step[0] == "setrlimit"]
     assert kinds == [resource.RLIMIT_CORE, resource.RLIMIT_NOFILE]
