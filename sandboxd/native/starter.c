@@ -14,6 +14,7 @@
 
 #include "guest.h"
 #include "ops.h"
+#include "reaper.h"
 #include "steps.h"
 
 #include <errno.h>
@@ -43,6 +44,7 @@ struct starter {
     size_t arena_used;
     char answer[ANSWER_BYTES];
     size_t answer_size;
+    struct reaper reaper;
     int reaping; /* children may have ended that were not waited for yet */
 };
 
@@ -172,14 +174,16 @@ static void prepare_copies(struct starter *starter, const unsigned char *steps, 
 }
 
 /* Of a child that was not waited for the number cannot be somebody else's. */
-static void kill_child(const unsigned char *body, size_t size) {
+static void kill_child(struct starter *starter, const unsigned char *body, size_t size) {
     int32_t pid;
     siginfo_t found;
     if (size != sizeof pid)
         return;
     memcpy(&pid, body, sizeof pid);
-    if (pid > 0 && waitid(P_PID, (id_t)pid, &found, WEXITED | WNOHANG | WNOWAIT) == 0)
+    if (pid > 0 && waitid(P_PID, (id_t)pid, &found, WEXITED | WNOHANG | WNOWAIT) == 0) {
         kill(pid, SIGKILL);
+        reaper_await(&starter->reaper, pid);
+    }
 }
 
 static void receive(struct starter *starter) {
@@ -200,7 +204,7 @@ static void receive(struct starter *starter) {
     else if (starter->order[0] == 'o')
         prepare_copies(starter, body, (size_t)size - 1);
     else if (starter->order[0] == 'k')
-        kill_child(body, (size_t)size - 1);
+        kill_child(starter, body, (size_t)size - 1);
     /* The next child must not find what this one was made of. */
     memset(starter->order, 0, (size_t)size);
 }
@@ -208,8 +212,8 @@ static void receive(struct starter *starter) {
 static void reap(struct starter *starter) {
     while (starter->reaping && starter->answer_size == 0) {
         int status;
-        pid_t pid = waitpid(-1, &status, WNOHANG);
-        if (pid <= 0) {
+        pid_t pid = reaper_next(&starter->reaper, &status);
+        if (pid == 0) {
             starter->reaping = 0;
             return;
         }
@@ -225,13 +229,17 @@ static _Noreturn void serve(struct starter *starter) {
             {.fd = starter->control, .events = waits ? POLLOUT : POLLIN},
             {.fd = waits ? -1 : starter->children, .events = POLLIN},
         };
-        if (poll(polled, 2, -1) < 0 && errno != EINTR)
+        if (poll(polled, 2, waits ? -1 : reaper_patience(&starter->reaper)) < 0 && errno != EINTR)
             _exit(2);
         flush(starter);
+        if (reaper_patience(&starter->reaper) == 0)
+            starter->reaping = 1;
         if (polled[1].revents) {
-            struct signalfd_siginfo ignored;
-            if (read(starter->children, &ignored, sizeof ignored) > 0)
+            struct signalfd_siginfo child;
+            if (read(starter->children, &child, sizeof child) > 0) {
+                reaper_signaled(&starter->reaper, (pid_t)child.ssi_pid);
                 starter->reaping = 1;
+            }
         }
         reap(starter);
         if (starter->answer_size == 0 && !waits && polled[0].revents)

@@ -204,6 +204,26 @@ def test_only_its_own_children_are_killed(bench: Bench) -> None:
     assert bench.failure([END]) == ENDED
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to make pid namespaces")
+@pytest.mark.parametrize("ordered", [True, False])
+def test_every_end_is_told_however_many_come_at_once(bench: Bench, *, ordered: bool) -> None:
+    """More than are remembered; and of those that nobody ordered a signal tells of some alone."""
+    pids = set()
+    for number in range(100):
+        bench.start(encode([("listen", str(number), 1, LISTENER)]))
+        kind, body = bench.answer()
+        assert kind == "s"
+        pids.add(body)
+    for body in pids:
+        if ordered:
+            bench.sock.send(b"k" + body)
+        else:
+            os.kill(struct.unpack("=i", body)[0], signal.SIGKILL)
+    told = [bench.answer() for _ in pids]
+    assert {(kind, body[:4]) for kind, body in told} == {("e", body) for body in pids}
+    assert {body[4:] for _, body in told} == {struct.pack("=i", signal.SIGKILL)}
+
+
 def test_it_starts_for_its_parent_alone() -> None:
     done = subprocess.run(
         ["sandboxd-guest", "starter", "1", "0"],
