@@ -1,4 +1,6 @@
-"""N callers ask at once for a sandbox each, cold or warm; one counts once its first command succeeded."""
+"""N callers ask at once for a sandbox each, cold or warm; one counts once its first command succeeded, or
+once it has its sandbox where none runs a command.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from sandboxd.bench.session import PoolOptions, Session, Target, session
 @dataclass(frozen=True, slots=True)
 class Options:
     """What to measure. `warm`: the pool holds all `count` before the callers ask. The sandboxes are held for
-    `hold_seconds` before each is looked at again; the callers are spread over `clients` processes.
+    `hold_seconds` before each is looked at again; the callers are spread over `clients` processes. `execute`
+    False: nothing but leases, no command runs, and the pool has no room for sandboxes in place of the leased.
     """
 
     count: int
@@ -22,6 +25,7 @@ class Options:
     hold_seconds: float = 0.0
     warm: bool = False
     clients: int = 1
+    execute: bool = True
 
 
 async def run(options: Options) -> Result:
@@ -29,10 +33,13 @@ async def run(options: Options) -> Result:
 
     Raises BackendUnavailable when the daemon cannot be started or reached.
     """
-    result = Result("burst", options.target.name, options.count, alive=0)
-    result.more = {"warm": options.warm, "hold_s": options.hold_seconds}
+    result = Result("burst", options.target.name, options.count, alive=0 if options.execute else None)
+    result.more = {"warm": options.warm, "hold_s": options.hold_seconds, "no_exec": not options.execute}
     pool = PoolOptions(
-        options.count, warm=options.count if options.warm else 0, start_limit=options.start_limit
+        options.count,
+        warm=options.count if options.warm else 0,
+        start_limit=options.start_limit,
+        size_limit=None if options.execute else options.count,
     )
     async with session(options.target, pool, result) as opened:
         await _measure(opened, options, result)
@@ -41,9 +48,16 @@ async def run(options: Options) -> Result:
 
 async def _measure(opened: Session, options: Options, result: Result) -> None:
     visits = plan.Plan(
-        opened.client.address, opened.pool, opened.label, due=plan.burst(options.count), hold=None
+        opened.client.address,
+        opened.pool,
+        opened.label,
+        due=plan.burst(options.count),
+        hold=None,
+        execute=options.execute,
     )
     asked = asked_meanwhile(opened.client.address, result)
     rest = load.Rest(options.hold_seconds, idle.looked_at(opened, options.hold_seconds, result))
     done, readings = await load.put(opened, visits, options.clients, rest, asked)
     load.note(done, readings, result)
+    if not options.execute:
+        del result.samples["exec"]

@@ -39,6 +39,7 @@ def _burst(shapes: Any) -> None:
     burst = _shape(shapes, "burst", "N callers ask at once for a sandbox each")
     _count(burst, "--count", 96, "callers")
     _held(burst)
+    burst.add_argument("--no-exec", action="store_true", help="lease only, run no command")
     _running(burst)
     _clients(burst)
     _baseline(burst)

@@ -58,8 +58,11 @@ class Visitor:
             visit.acquired = self._now()
             if plan.hold is None:
                 self._held.append((visit, box))
-            with _noting(visit):
-                await self._use(visit, box)
+            if plan.execute:
+                with _noting(visit):
+                    await self._use(visit, box)
+            else:
+                visit.done = visit.acquired
             if plan.hold is not None:
                 await box.release()
                 visit.released = self._now()
@@ -77,7 +80,9 @@ class Visitor:
             await _look(visit, box)
 
     async def check(self) -> None:
-        """Has each sandbox that is held run a second command."""
+        """Has each sandbox that is held run a second command, where it ran a first."""
+        if not self._plan.execute:
+            return
         await all_at_once(self._held, lambda pair: _look(*pair))
 
     async def release(self) -> None:

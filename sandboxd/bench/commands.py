@@ -46,6 +46,8 @@ START_LIMIT_MOST = 1024
 
 async def _burst(arguments: argparse.Namespace) -> int:
     _check(arguments, "count", hold=0.0)
+    if arguments.no_exec and arguments.baseline:
+        raise ConfigError("--no-exec: the baseline runs a command in each container; leave out one of them")
     options = burst.Options(
         count=arguments.count,
         target=await _target(arguments),
@@ -53,6 +55,7 @@ async def _burst(arguments: argparse.Namespace) -> int:
         hold_seconds=arguments.hold,
         warm=arguments.warm,
         clients=arguments.clients,
+        execute=not arguments.no_exec,
     )
     from sandboxd.bench import docker_sdk
 

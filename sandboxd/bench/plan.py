@@ -15,7 +15,8 @@ class Plan:
     Open loop: a visit begins at each of the moments `due`, counted from the begin of the load, whether or not
     earlier ones have ended. Closed loop: `callers` make one after the other for `seconds`. `hold` is how long
     a visit keeps its sandbox before it looks whether that is still alive; None keeps it until the load is
-    over. A visit waits up to `patience` for its sandbox, which carries `label`.
+    over. A visit waits up to `patience` for its sandbox, which carries `label`; with `execute` False it is
+    served when it has it, and no command runs.
     """
 
     address: str
@@ -26,6 +27,7 @@ class Plan:
     seconds: float = 0.0
     hold: float | None = 0.0
     patience: float = 600.0
+    execute: bool = True
 
     def shares(self, clients: int) -> list[Plan]:
         """One for each of so many processes: every moment and caller in exactly one of them."""
@@ -52,9 +54,10 @@ class Plan:
 class Visit:
     """One visit. Moments are counted from the begin of the load; None where it did not come so far.
 
-    `due` is when it was to begin and `sent` when it did, `done` when its first command had ended well, and
-    `alive` whether a second one did. `failure` is why it went no further. Of its sandbox: `age` is how long
-    before its lease its start was decided, and `parts` what the daemon tells of that start, by phase.
+    `due` is when it was to begin and `sent` when it did, `done` when its first command had ended well (where
+    none runs a command, when it had its sandbox), and `alive` whether a second one did. `failure` is why it
+    went no further. Of its sandbox: `age` is how long before its lease its start was decided, and `parts`
+    what the daemon tells of that start, by phase.
     """
 
     due: float

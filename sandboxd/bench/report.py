@@ -141,6 +141,8 @@ def _headline(result: Result) -> str:
 def _times(result: Result) -> Table:
     table = Table("", *SHOWN, box=None)
     for name, values in result.samples.items():
+        if name == "ready" and result.more.get("no_exec"):
+            continue  # The same as `acquire`.
         if (summary := quantiles(values)) is not None:
             table.add_row(MEANING.get(name, name), *_milliseconds(summary))
     if (health := result.more.get("health_s")) is not None:

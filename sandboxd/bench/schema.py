@@ -189,6 +189,7 @@ class Record(Part):
     warm: bool | None = None
     hold_s: float | None = None
     idle: Idle | None = None
+    no_exec: bool | None = None
     callers: int | None = None
     warm_level: WarmLevel | None = None
     phases: Phases | None = None

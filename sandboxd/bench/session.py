@@ -68,7 +68,8 @@ class Target:
 class PoolOptions:
     """The pool to measure. `size` callers may hold a sandbox at once, and so many wait unless `waiting` says
     otherwise; `warm` are ready before. `start_limit` None leaves it to be found out. `limits` are those of
-    each sandbox that differ from the default.
+    each sandbox that differ from the default. A daemon of the bench's own has at most `size_limit` sandboxes,
+    twice `size` and some more where it is None.
     """
 
     size: int
@@ -76,6 +77,7 @@ class PoolOptions:
     start_limit: int | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     waiting: int | None = None
+    size_limit: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of the environment of a daemon of the bench's own."""
 
@@ -90,7 +92,7 @@ class PoolOptions:
             f"[pools.{POOL}]",
             f"backend = {toml_value(target.backend)}",
             f"warm = {self.warm}",
-            f"size_limit = {min(2 * self.size + 64, POOL_MOST)}",
+            f"size_limit = {self.size_limit or min(2 * self.size + 64, POOL_MOST)}",
             f"waiting_limit = {self.size if self.waiting is None else self.waiting}",
             "ttl_seconds = 3600",
         ]

@@ -122,6 +122,25 @@ def test_a_burst_on_a_running_daemon_leaves_it_as_it_was(
     assert "x1.00" in capsys.readouterr().out
 
 
+def test_a_burst_may_do_nothing_but_lease(address: str, tmp_path: Path) -> None:
+    on = ("--address", address, "--pool", "small", "--warm", "--no-exec", "--hold", 0.1)
+    code, found = bench("burst", "--count", 12, *on, json_file=tmp_path / "a.json")
+    assert (code, found["failed"], found["success_rate"], found["no_exec"]) == (0, 0, 1.0, True)
+    assert found["leaked"] == {"leases": 0}
+    assert found["ready_s"] == found["acquire_s"]
+    assert (found["exec_s"], found["alive_after_hold"]) == (None, None)
+    assert found["ready_over_time"][-1][1] == 12
+
+
+def test_a_burst_of_leases_has_a_pool_without_room_for_others(tmp_path: Path) -> None:
+    few = ("--backend", "fake", "--count", 4, "--warm", "--no-exec")
+    code, found = bench("burst", *few, json_file=tmp_path / "a.json")
+    assert (code, found["failed"]) == (0, 0)
+    # Nothing is started in place of what was leased.
+    assert found["readings"]["peak"]["starting"] == 0
+    assert found["readings"]["before"]["warm"] == 4
+
+
 def test_a_ramp_says_what_was_offered_and_served(address: str, tmp_path: Path) -> None:
     on = ("--address", address, "--pool", "other")
     code, found = bench(
@@ -198,6 +217,7 @@ def test_a_sweep_measures_each_size_on_a_daemon_of_its_own(
         (["burst", "--clients", "0"], "--clients 0: must be from 1 to 64"),
         (["burst", "--hold", "-1"], "--hold -1: must be at least 0"),
         (["burst", "--faults", "melt 1"], "--faults: fault 'melt 1' begins with none of"),
+        (["burst", "--no-exec", "--image", "i", "--baseline", "docker-sdk"], "--no-exec: the baseline runs"),
         (["burst", "--runtime", "runsc"], "--runtime runsc: only --backend docker has runtimes"),
         (["burst", "--slo", "p99_ready<2"], "argument --slo: 'p99_ready<2': a time needs a unit"),
         (["burst", "--json", "/none/a.json"], "--json /none/a.json: there is no directory /none"),
