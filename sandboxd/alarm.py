@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from sandboxd.clock import Clock
@@ -10,29 +12,45 @@ from sandboxd.lifetime import first_of
 
 
 class Soon:
-    """Calls `ring` once in the next turn of the event loop, however often it is set until then."""
+    """Calls `ring` once in the next turn of the event loop, however often it is set until then.
 
-    def __init__(self, ring: Callable[[], None]) -> None:
+    In a crowd, where it was set so many times within the last `apart` seconds, two calls are at least so far
+    apart. That is of the loop's own time.
+    """
+
+    def __init__(self, ring: Callable[[], None], apart: float = 0.0, crowd: int = 1) -> None:
         self._ring = ring
+        self._apart = apart
+        self._last = -math.inf
+        self._set = deque([-math.inf] * crowd, maxlen=crowd)
         self._is_set = False
 
     def set(self) -> None:
         """Rings soon."""
-        if not self._is_set:
-            self._is_set = True
-            asyncio.get_running_loop().call_soon(self._go)
+        loop = asyncio.get_running_loop()
+        now, first = loop.time(), self._set[0]
+        self._set.append(now)
+        if self._is_set:
+            return
+        self._is_set = True
+        due = self._last + self._apart
+        if now - first < self._apart and now < due:
+            loop.call_at(due, self._go)
+        else:
+            loop.call_soon(self._go)
 
     def _go(self) -> None:
         self._is_set = False
+        self._last = asyncio.get_running_loop().time()
         self._ring()
 
 
 class Together:
-    """Calls `act` once in the next turn of the event loop, for all who have asked for it until then."""
+    """Calls `act` once for all who have asked for it: as `Soon` does."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, act: Callable[[], None], apart: float = 0.0, crowd: int = 1) -> None:
         self._act = act
-        self._soon = Soon(self._go)
+        self._soon = Soon(self._go, apart, crowd)
         self._waiting: list[asyncio.Future[None]] = []
 
     def done(self) -> asyncio.Future[None]:
@@ -43,6 +61,12 @@ class Together:
         return waiter
 
     def _go(self) -> None:
+        # Else `now` was faster.
+        if self._waiting:
+            self.now()
+
+    def now(self) -> None:
+        """Calls `act` at once, also for those who have asked for it."""
         waiting, self._waiting = self._waiting, []
         try:
             self._act()

@@ -27,7 +27,7 @@ from sandboxd.config_faults import Section, explain
 from sandboxd.ledger import Bounds
 from sandboxd.pacing import Pace
 from sandboxd.pool import PoolOptions
-from sandboxd.regulator import Regulation
+from sandboxd.regulator import APART_SECONDS, Regulation
 from sandboxd.slots import Slots
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import POOL_ID, Limits, Network, Template
@@ -243,6 +243,7 @@ class PoolConfig(Section):
                 slots=slots,
                 starts_per_second=self.starts_per_second,
                 warm_limit=None if self.warm_limit is None else min(self.warm_limit, self.size_limit),
+                apart=APART_SECONDS,
             ),
         )
 

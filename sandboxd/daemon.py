@@ -16,7 +16,7 @@ import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -139,8 +139,9 @@ def _server(
     taken, gate = cast("grpc.aio.Server", _OneQueue(server, observe)), Gate()
     pb_grpc.add_SandboxServiceServicer_to_server(SandboxService(pools, gate), taken)
     pb_grpc.add_PoolServiceServicer_to_server(PoolService(pools, reload, gate), taken)
-    # With queues of its own: whoever asks for health does not wait behind a thousand other calls.
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    # With a queue of its own: whoever asks for health does not wait behind a thousand other calls.
+    asked = cast("grpc.aio.Server", _OneQueue(server, None, own=("Check",)))
+    health_pb2_grpc.add_HealthServicer_to_server(checks, asked)
     names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, taken)
     return server, checks
@@ -148,12 +149,12 @@ def _server(
 
 class _OneQueue:
     """A server to which services are added without a queue for each of their methods: gRPC's asyncio server
-    looks at all of its queues for each call that comes, which costs more than what they are for. `observe`
-    puts something around the handlers.
+    looks at all of its queues for each call that comes, which costs more than what they are for. The methods
+    `own` have one each. `observe` puts something around the handlers.
     """
 
-    def __init__(self, server: grpc.aio.Server, observe: Observe | None) -> None:
-        self._server, self._observe = server, observe
+    def __init__(self, server: grpc.aio.Server, observe: Observe | None, own: Iterable[str] = ()) -> None:
+        self._server, self._observe, self._own = server, observe, tuple(own)
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """As the server's."""
@@ -162,8 +163,11 @@ class _OneQueue:
             tuple(handlers) if observe is None else tuple(map(observe, handlers))
         )
 
-    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """The generic handlers serve them all."""
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """The generic handlers serve all others."""
+        own = {name: handlers[name] for name in self._own}
+        if own:
+            self._server.add_registered_method_handlers(service, own)
 
 
 class Control:

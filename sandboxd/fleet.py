@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 # A plan that nobody waits for is made when nothing has asked for one for so long, at the latest after the
 # second, and soon where less than this part of what is kept ready is left.
 LULL_SECONDS, LONGEST_SECONDS, LEAST_SHARE = 0.002, 0.5, 0.25
+# So many leases that are granted within `Regulation.apart` are a burst: whoever asks for one after the other
+# waits for no commit but his own.
+CROWD = 4
 
 
 class Fleet:
@@ -70,19 +73,19 @@ class Fleet:
         self._clock = clock
         self._retry = retry
         self._alarm = Alarm(clock, self.pump)
-        # One plan for all that happens in a turn of the loop: many starts may end in one, and another pool
-        # that has left slots finishes its own plan first.
-        self._soon = Soon(self.pump)
-        self.pump_soon = self._soon.set
-        self._committing = Together(self._commit)
         self._lull = Lull(self.pump, LULL_SECONDS, LONGEST_SECONDS)
         self._runs = self._full = False
         self.closing = asyncio.Event()
 
     def bind(self, bounds: Bounds, regulation: Regulation, care: Care, listener: Listener) -> Ledger:
         """Makes the ledger that this fleet carries out, and names who hears of grants."""
-        self.regulator = Regulator(self._name, regulation, bounds, self._soon.set)
-        self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{uuid.uuid4().hex[:12]}")
+        # Not at once: another pool that has left slots finishes its own plan first. And many starts may end
+        # together, as many leases may begin: each plan and each commit costs as much as what it is for.
+        self.pump_soon = Soon(self.pump, regulation.apart).set
+        self._committing = Together(self._write, regulation.apart, CROWD)
+        self._commit = self._committing.now
+        self.regulator = Regulator(self._name, regulation, bounds, self.pump_soon)
+        self.ledger = Ledger(bounds, new_id=lambda: f"{self._name}-{os.urandom(6).hex()}")
         starter = self._new_starter()
         turns = self.regulator.turns(self._clock, lambda: self.ledger.fork_limit)
         self._forks = Forks(self._backend, self._retry, self._clock, turns)
@@ -227,6 +230,15 @@ class Fleet:
         self._pump_later()
         return self._committing.done()
 
+    def awaited(self, cause: object) -> None:
+        """Somebody waits from now on. `cause` is the caller's span, if there is one."""
+        ledger = self.ledger
+        if self._full and not (ledger.warm or ledger.doubted or ledger.quarantined):
+            # Nothing can be given or make room, and the end of a start brings the next.
+            self.regulator.awaited(ledger, self._clock.now(), self._starts.starter)
+        else:
+            self.pump(cause)
+
     def _pump_later(self) -> None:
         """For what nobody waits for: a plan costs as much as a grant, and starts take from the same host.
 
@@ -235,11 +247,11 @@ class Fleet:
         if self._full:
             return
         if self.ledger.waiting or len(self.ledger.warm) < LEAST_SHARE * self.ledger.bounds.warm_target:
-            self._soon.set()
+            self.pump_soon()
         else:
             self._lull.set()
 
-    def _commit(self) -> None:
+    def _write(self) -> None:
         self.journal.commit(self.ledger.totals)
         self.changes.tell()
 

@@ -158,14 +158,16 @@ class Ledger:
             granted = self._grant(self.waiting[head].count)
             self.waiting.serve()
             grants.append((head, granted))
-        evicted = self._evict()
-        slots = self._slots
-        now = slots if room is None else min(slots, room)
+        evicted = self._evict() if self.quarantined else ()
+        now = self._slots if room is None else min(self._slots, room)
         resumed = self._resume(now)
         started = self._start(now - len(resumed), may_fill=may_fill)
-        left = slots - len(resumed) - len(started)
-        held_back = max(0, min(left, len(self.resumable) + self._missing(may_fill=may_fill)))
-        return Plan(started, resumed, tuple(grants), held_back, evicted)
+        return Plan(started, resumed, tuple(grants), self.held_back(may_fill=may_fill), evicted)
+
+    def held_back(self, *, may_fill: bool) -> int:
+        """How many more would begin now if they had room beside those of other pools."""
+        left = self._slots
+        return min(left, len(self.resumable) + self._missing(may_fill=may_fill)) if left > 0 else 0
 
     def grant_at_once(self, count: int) -> tuple[str, ...]:
         """WARM → ACTIVE, so many, where nobody waits and they are there; else none."""
@@ -196,8 +198,8 @@ class Ledger:
         return tuple(resumed)
 
     def _start(self, slots: int, *, may_fill: bool) -> tuple[str, ...]:
-        count = min(slots, self._missing(may_fill=may_fill))
-        started = tuple(self.new_id() for _ in range(max(0, count)))
+        wanted = self._missing(may_fill=may_fill) if slots > 0 else 0
+        started = tuple(self.new_id() for _ in range(min(slots, wanted)))
         self.starting.update(started)
         return started
 
@@ -363,7 +365,8 @@ class Ledger:
     def surplus(self) -> tuple[str, ...]:
         """The ready sandboxes beyond the target and what the queue waits for: the doubted, the newest."""
         excess = self.ready_count - self.bounds.warm_target - self.waiting.sandboxes
-        return tuple(itertools.islice(itertools.chain(self.doubted, reversed(self.warm)), max(0, excess)))
+        newest = itertools.chain(self.doubted, reversed(self.warm)) if excess > 0 else ()
+        return tuple(itertools.islice(newest, max(0, excess)))
 
     def _unready(self, sandbox_id: str) -> None:
         del (self.doubted if sandbox_id in self.doubted else self.warm)[sandbox_id]
@@ -393,6 +396,5 @@ class Ledger:
         return (
             f"<Ledger {len(self.starting)} starting, {len(self.backing_off) + len(self.resumable)} backing"
             f" off, {len(self.forking)} forking, {self.ready_count} warm, {len(self.active)} active,"
-            f" {len(self.deleting)} deleting,"
-            f" {len(self.waiting)} waiting>"
+            f" {len(self.deleting)} deleting, {len(self.waiting)} waiting>"
         )

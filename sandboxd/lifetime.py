@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -37,20 +36,31 @@ class Tasks(asyncio.TaskGroup):
         await super().__aexit__(None, None, None)
 
 
-@contextlib.contextmanager
-def faults_become(
-    error_of: Callable[[str], SandboxdError], doing: str, *, known: type[SandboxdError] = SandboxdError
-) -> Iterator[None]:
+class faults_become:  # noqa: N801 - used as the function it was; a generator costs each start three times as much
     """Raises what `error_of` makes of a fault of a backend's own code, after a traceback in the log; `known`
     passes. Without this the task would end, and take every other task of the daemon down with it.
     """
-    try:
-        yield
-    except known:
-        raise
-    except Exception as error:
-        logger.exception("%s", doing)
-        raise error_of(f"{type(error).__name__}: {error}") from error
+
+    __slots__ = ("_doing", "_error_of", "_known")
+
+    def __init__(
+        self,
+        error_of: Callable[[str], SandboxdError],
+        doing: str,
+        *,
+        known: type[SandboxdError] = SandboxdError,
+    ) -> None:
+        self._error_of, self._doing, self._known = error_of, doing, known
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, self._known):
+            logger.error("%s", self._doing, exc_info=error)
+            raise self._error_of(f"{type(error).__name__}: {error}") from error
 
 
 async def in_thread(work: Callable[..., Result], *arguments: Any) -> Result:

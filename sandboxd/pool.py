@@ -128,7 +128,7 @@ class Pool:
                 return await self._handed(self._fleet.leased(len(granted)), lambda: granted)
             waiter = self._waiters.join(lease, claim)
             self._fleet.regulator.sizing.arrived(self._clock.now(), claim.count)
-            self._fleet.pump(current.get())
+            self._fleet.awaited(current.get())
             return await self._handed(self._waiters.wait(waiter, timeout, watch), waiter.sandboxes)
 
         async def queue() -> list[str]:

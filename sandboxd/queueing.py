@@ -174,6 +174,8 @@ class Queue:
         self._claims: dict[int, Claim] = {}
         self._bands: dict[int, _Band] = {}
         self._priorities: list[int] = []
+        self.sandboxes = 0
+        """How many all waiters want together."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -187,11 +189,6 @@ class Queue:
 
     def __getitem__(self, ticket: int) -> Claim:
         return self._claims[ticket]
-
-    @property
-    def sandboxes(self) -> int:
-        """How many all waiters want together."""
-        return sum(band.sandboxes for band in self._bands.values())
 
     def by_tenant(self) -> dict[str, tuple[int, int]]:
         """How many callers of each tenant wait, and how many sandboxes they want."""
@@ -215,6 +212,7 @@ class Queue:
             bisect.insort(self._priorities, claim.priority)
         self._bands[claim.priority].add(ticket, claim)
         self._claims[ticket] = claim
+        self.sandboxes += claim.count
 
     def remove(self, ticket: int) -> None:
         """A waiter leaves without having been served; its tenant is charged nothing."""
@@ -255,7 +253,7 @@ class Queue:
         return None
 
     def _forget(self, ticket: int, priority: int) -> None:
-        del self._claims[ticket]
+        self.sandboxes -= self._claims.pop(ticket).count
         if not self._bands[priority].callers:
             del self._bands[priority]
             self._priorities.remove(priority)

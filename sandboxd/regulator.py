@@ -21,18 +21,23 @@ from sandboxd.start_times import StartTimes
 from sandboxd.starting import Starter
 from sandboxd.turns import Turns
 
+# Of a daemon's pools: no caller of a burst, who waits for hundreds of others, knows it from nothing.
+APART_SECONDS = 0.003
+
 
 @dataclass(frozen=True, slots=True)
 class Regulation:
     """What a pool's settings say about its starts.
 
     `slots` are those of its backend, shared with other pools; None: its own, as many as its `start_limit`.
-    `warm_limit` is the most that it keeps ready when demand is high; None: its target is fixed.
+    `warm_limit` is the most that it keeps ready when demand is high; None: its target is fixed. In a burst
+    its plans, and its commits, are at least `apart` seconds apart.
     """
 
     slots: Slots | None = None
     starts_per_second: float | None = None
     warm_limit: int | None = None
+    apart: float = 0.0
 
 
 class Regulator:
@@ -74,7 +79,7 @@ class Regulator:
         room = 0 if self.held else self._room(ledger, prepared=starter.is_prepared)
         plan = ledger.plan(may_fill=self.health.may_fill(now), room=room if may is None else min(room, may))
         self.bucket.take(now, len(plan.start) + len(plan.resume))
-        self._hold(ledger, plan, now, prepared=starter.is_prepared)
+        self._hold(ledger, plan.held_back, now, prepared=starter.is_prepared)
         times = [self.sizing.changes_at(now)]
         if not self.health.may_fill(now):
             times.append(self.health.fills_at)
@@ -84,10 +89,15 @@ class Regulator:
             times.append(overdue_at)
         return plan, min((time for time in times if time is not None), default=None)
 
-    def _hold(self, ledger: Ledger, plan: Plan, now: float, *, prepared: bool) -> None:
-        """Says what this pool has of the slots after a plan, and what it would take."""
+    def awaited(self, ledger: Ledger, now: float, starter: Starter) -> None:
+        """Somebody waits from now on who changes no plan: others learn that more is wanted."""
+        held_back = ledger.held_back(may_fill=self.health.may_fill(now))
+        self._hold(ledger, held_back, now, prepared=starter.is_prepared)
+
+    def _hold(self, ledger: Ledger, held_back: int, now: float, *, prepared: bool) -> None:
+        """Says what this pool has of the slots, and what it would take."""
         left = self.bucket.available(now)
-        wants = plan.held_back if left is None else min(plan.held_back, left)
+        wants = held_back if left is None else min(held_back, left)
         if not prepared:
             # Also what it held before it was to start from another template.
             self._share.hold(0, wants=0)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
@@ -237,21 +236,9 @@ class Starter:
         await self._prepare()
         stopwatch.enter(Phase.CREATE)
         # A pull says nothing about how many can be started at once.
-        with self._measured():
-            return await self._bring_up(sandbox_id, remains)
-
-    async def _prepare(self) -> None:
-        with self._failures(), step("prepare"):
-            await self._backend.prepare(self._template)
-        if not self.is_prepared:
-            self.is_prepared = True
-            self._on_prepared()
-
-    @contextlib.contextmanager
-    def _measured(self) -> Iterator[None]:
-        attempt, ok = self._pace.begin(self._clock.now()), None
+        measured, ok = self._pace.begin(self._clock.now()), None
         try:
-            yield
+            connection = await self._bring_up(sandbox_id, remains)
             ok = True
         except StartFailed as error:
             # What no repetition mends is the template's fault and not the host's; and a backend that is away
@@ -259,32 +246,44 @@ class Starter:
             ok = False if error.retryable and not met_no_backend(error) else None
             raise
         finally:
-            self._pace.end(attempt, self._clock.now(), ok=ok)
+            self._pace.end(measured, self._clock.now(), ok=ok)
+        return connection
 
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Whatever it is, it is an attempt that failed; a fault of the backend's own code may pass, too."""
+    async def _prepare(self) -> None:
         try:
-            yield
+            with step("prepare"):
+                await self._backend.prepare(self._template)
         except StartFailed:
             raise
-        except TimeoutError as error:
-            limit = self._template.start_timeout
-            raise StartFailed(f"not ready within {limit:g} s", phase=Phase.READY) from error
-        except SandboxdError as error:
-            raise StartFailed(error.message, phase=error.phase, metadata=error.metadata) from error
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            if what != self._fault:
-                # Hundreds of starts may meet the same.
-                self._fault = what
-                logger.exception("starting a sandbox of template %r", self._template.name)
-            raise StartFailed(what) from error
+            raise self._failure(error) from error
+        if not self.is_prepared:
+            self.is_prepared = True
+            self._on_prepared()
+
+    def _failure(self, error: Exception) -> StartFailed:
+        """Whatever it is, it is an attempt that failed; a fault of the backend's own code may be one, too."""
+        if isinstance(error, TimeoutError):
+            limit = self._template.start_timeout
+            return StartFailed(f"not ready within {limit:g} s", phase=Phase.READY)
+        if isinstance(error, SandboxdError):
+            return StartFailed(error.message, phase=error.phase, metadata=error.metadata)
+        what = f"{type(error).__name__}: {error}"
+        if what != self._fault:
+            # Hundreds of starts may meet the same.
+            self._fault = what
+            logger.error("starting a sandbox of template %r", self._template.name, exc_info=error)
+        return StartFailed(what)
 
     async def _bring_up(self, sandbox_id: str, remains: _Remains) -> Connection:
-        with self._failures(), step("bring up"):
-            async with self._clock.timeout(self._template.start_timeout):
-                connection = await self._backend.create(sandbox_id, self._template)
+        try:
+            with step("bring up"):
+                async with self._clock.timeout(self._template.start_timeout):
+                    connection = await self._backend.create(sandbox_id, self._template)
+        except StartFailed:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
         remains.connection = connection
         try:
             # Many may end in one turn of the event loop, and what follows is most of what a start costs it.
@@ -325,10 +324,8 @@ class Starter:
             )
 
 
-@contextlib.contextmanager
-def faults_fail_the_start(doing: str, *, known: type[SandboxdError]) -> Iterator[None]:
+def faults_fail_the_start(doing: str, *, known: type[SandboxdError]) -> faults_become:
     """A fault of our own code must not take the other sandboxes down with it, nor send away those who wait
     for others: nobody knows that another start would meet it. `known` passes.
     """
-    with faults_become(StartFailed, doing, known=known):
-        yield
+    return faults_become(StartFailed, doing, known=known)

@@ -252,17 +252,14 @@ def page(entries: Sequence[Entry], size: int, token: str) -> tuple[Sequence[Entr
 
 
 def duration(value: float) -> duration_pb2.Duration:
-    return duration_pb2.Duration(**_parts(value))
+    # Without FromNanoseconds, which does the same in five times as long.
+    whole, nanos = divmod(int(value * 1e9), 1_000_000_000)
+    return duration_pb2.Duration(seconds=whole, nanos=nanos)
 
 
 def timestamp(value: float) -> timestamp_pb2.Timestamp:
-    return timestamp_pb2.Timestamp(**_parts(value))
-
-
-def _parts(value: float) -> dict[str, int]:
-    """Without FromNanoseconds, which does the same in five times as long."""
     whole, nanos = divmod(int(value * 1e9), 1_000_000_000)
-    return {"seconds": whole, "nanos": nanos}
+    return timestamp_pb2.Timestamp(seconds=whole, nanos=nanos)
 
 
 def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbox:
@@ -283,9 +280,20 @@ def sandbox(pool_name: str, value: Sandbox, calendar_offset: float) -> pb.Sandbo
 
 
 def _start_phases(value: StartPhases) -> pb.StartPhases:
-    taken = {name: getattr(value, name) for name in ("retry", "pull", "create", "start", "ready", "setup")}
-    spans = {f"{name}_duration": duration(seconds) for name, seconds in taken.items() if seconds > 0}
-    return pb.StartPhases(attempt_count=value.attempts, **spans)
+    return pb.StartPhases(
+        attempt_count=value.attempts,
+        retry_duration=_unless_none(value.retry),
+        pull_duration=_unless_none(value.pull),
+        create_duration=_unless_none(value.create),
+        start_duration=_unless_none(value.start),
+        ready_duration=_unless_none(value.ready),
+        setup_duration=_unless_none(value.setup),
+    )
+
+
+def _unless_none(seconds: float) -> duration_pb2.Duration | None:
+    """A phase that took no time is left out."""
+    return duration(seconds) if seconds > 0 else None
 
 
 def queue_position(value: QueuePosition) -> pb.QueuePosition:
