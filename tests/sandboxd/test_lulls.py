@@ -49,6 +49,31 @@ async def test_one_act_serves_all_who_asked_in_a_turn_and_not_who_left() -> None
     assert acts == [1, 1]
 
 
+async def test_a_crowd_is_served_together_and_a_few_are_not_kept_waiting() -> None:
+    acts: list[int] = []
+    together = Together(lambda: acts.append(1), apart=1000.0, crowd=3)
+    async with asyncio.timeout(20):
+        for _ in range(3):
+            await together.done()
+    assert acts == [1, 1, 1]
+    crowd = together.done(), together.done()
+    await settle()
+    assert not any(each.done() for each in crowd)
+    # What has been done at once for another reason is done for them, too.
+    together.now()
+    await asyncio.gather(*crowd)
+    assert acts == [1, 1, 1, 1]
+
+
+async def test_a_crowd_waits_no_longer_than_it_must() -> None:
+    acts: list[int] = []
+    together = Together(lambda: acts.append(1), apart=0.02)
+    async with asyncio.timeout(20):
+        await together.done()
+        await asyncio.gather(*(together.done() for _ in range(100)))
+    assert acts == [1, 1]
+
+
 async def test_an_act_that_fails_fails_for_all_who_asked() -> None:
     """And for the loop, which tells of it."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
