@@ -140,22 +140,23 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """What prints figures and needs no care at Ctrl-C: `bench`, `study`, `versus`, `packing`."""
+    """What prints figures: `bench`, `study`, `versus`, `packing`. SIGTERM ends them as Ctrl-C does."""
     aside = prints_json(arguments)
     shown = sys.stderr if aside else sys.stdout
     console = Console(highlight=False, stderr=aside, width=None if shown.isatty() else FILE_COLUMNS)
     try:
-        if arguments.command == "bench":
-            return OK if bench_command.bench(arguments, console) else FAILED
-        if arguments.command == "study":
-            figures = study(arguments, console)
-            console.print(f"figures: {figures}", markup=False, soft_wrap=True)
-            if aside:
-                sys.stdout.write(figures.read_text())
-        elif arguments.command == "versus":
-            versus_command.versus(arguments, console)
-        else:
-            packing_bench.packing(arguments, console)
+        with processes.terminated_as_interrupted():
+            if arguments.command == "bench":
+                return OK if bench_command.bench(arguments, console) else FAILED
+            if arguments.command == "study":
+                figures = study(arguments, console)
+                console.print(f"figures: {figures}", markup=False, soft_wrap=True)
+                if aside:
+                    sys.stdout.write(figures.read_text())
+            elif arguments.command == "versus":
+                versus_command.versus(arguments, console)
+            else:
+                packing_bench.packing(arguments, console)
     except KeyboardInterrupt:
         return INTERRUPTED
     return OK

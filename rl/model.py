@@ -6,11 +6,12 @@ import importlib.util
 import io
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sandboxd.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -80,23 +81,14 @@ def build_tiny_model(target: Path, tokenizer_from: Path, *, seed: int = 0) -> Pa
 
 def write_directory(target: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary directory beside `target`, then rename it: there is never half of one."""
-    with _temporary_sibling(target) as temporary:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_directory(f".{target.name}.", target.parent) as temporary:
         write(temporary)
         try:
             temporary.rename(target)
         except OSError:
             if not target.is_dir():  # else another process was first, and its directory is as good
                 raise
-
-
-@contextmanager
-def _temporary_sibling(target: Path) -> Iterator[Path]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _packaged_gguf() -> Path:

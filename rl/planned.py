@@ -59,7 +59,14 @@ Train = Callable[[Sequence[str]], int]
 def in_process(arguments: Sequence[str]) -> int:
     """A process for each run: an engine's memory goes with its process. It reports on standard error."""
     command = [sys.executable, "-m", "rl", *arguments]
-    return subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    with subprocess.Popen(command, stdout=sys.stderr) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # It ends in order, which takes 10 s at most.
+            process.terminate()
+            process.wait()
+            raise
 
 
 def plan(file: Path, name: str, arm: Arm, common: Mapping[str, object]) -> Planned:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,21 @@ A pass of a small model is hundreds of short loops. Threads that sleep at once a
 hundreds of times, a quarter of a pass; threads that stay awake for long hold a core that generator or
 trainer, whichever is the other, would compute on. See docs/log.md.
 """
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """For the length of the block SIGTERM raises KeyboardInterrupt, so that what is open is closed. Does
+    nothing in other threads than the main one, which alone may say what signals do.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def descendants(pid: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -23,7 +24,7 @@ def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]
 
     First removes those of this user and prefix that nobody holds. Raises OSError when there can be none.
     """
-    for left in (parent or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
+    for left in (parent or Path(tempfile.gettempdir())).glob(f"{glob.escape(prefix)}*"):
         _remove_left(left)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         held = _held(Path(name))

@@ -106,7 +106,7 @@ LAYERS = [
 ]
 PUBLIC = {
     *("sandboxd", "sandboxd.client", "sandboxd.errors"),
-    *("sandboxd.beginning", "sandboxd.child", "sandboxd.simulation"),
+    *("sandboxd.beginning", "sandboxd.child", "sandboxd.scratch", "sandboxd.simulation"),
 }
 
 

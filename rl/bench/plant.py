@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from rl.bench.arms import (
     FULL_BATCH_SECONDS,
@@ -38,6 +36,7 @@ from rl.side_loop import SameLoop
 from rl.tasks import TaskSource
 from rl.types import Batch, StepReport
 from rl.weights import Publisher
+from sandboxd.scratch import scratch_directory
 from sandboxd.simulation import SimulatedPool, simulated_pool
 
 UNLIMITED = Limits(
@@ -56,6 +55,7 @@ class Episode:
 
 
 DEFAULT = Episode()
+SCRATCH_PREFIX = "rl-bench-"
 
 
 class SimulatedTrainer(FakeTrainer):
@@ -110,8 +110,8 @@ async def plant(
         if observe is not None:
             observe(row)
 
-    with tempfile.TemporaryDirectory(prefix="rl-bench-") as directory:
-        model, weights = Path(directory, "model"), Path(directory, "weights")
+    with scratch_directory(SCRATCH_PREFIX) as directory:
+        model, weights = directory / "model", directory / "weights"
         for path in (model, weights):
             path.mkdir()
         async with simulated_pool(SANDBOXES[cell.world.sandboxes]) as pool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
+import tempfile
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -12,6 +15,8 @@ from dataclasses import replace
 
 from rl.bench.arms import Cell
 from rl.bench.cell import Outcome, run_cell
+from rl.bench.plant import SCRATCH_PREFIX
+from sandboxd.scratch import scratch_directory
 
 MEANS = (
     "step_seconds", "tokens_per_second", "wait_ratio", "generator_idle", "generator_use", "wasted",
@@ -30,21 +35,44 @@ def sweep(
     found: dict[int, Outcome] = {}
     count = min(processes or os.cpu_count() or 1, len(cells))
     # Spawned: this program's libraries have threads, which a fork would lose in the midst of their work.
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _collect_less) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        scratch_directory(SCRATCH_PREFIX) as directory,
+        ProcessPoolExecutor(count, spawn, _begin, (str(directory),)) as pool,
+    ):
+        others = set(multiprocessing.active_children())
         try:
             jobs = {pool.submit(run_cell, cell): number for number, cell in enumerate(cells)}
             for job in as_completed(jobs):
                 found[jobs[job]] = job.result()
                 say(len(found), job.result())
+        except BaseException:
+            # Nobody will ask for what they still compute, which may take a minute.
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
     return compared(merged(found[number] for number in range(len(cells))))
 
 
-def _collect_less() -> None:
-    """Looking for cyclic garbage that is hardly there took a third of a run's time."""
+def _begin(directory: str) -> None:
+    """Begins a process, whose files are to lie in `directory`: it may be killed, but that will be removed."""
+    tempfile.tempdir = directory
+    # Of the terminal's Ctrl-C the other process hears, too, and ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # Looking for cyclic garbage that is hardly there took a third of a run's time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def _end_with_parent() -> None:
+    """A process of a pool waits for work for ever when the one that gives it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def merged(outcomes: Iterable[Outcome]) -> list[Outcome]:

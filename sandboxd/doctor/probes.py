@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from sandboxd.doctor.facts import Directory, Engine
 from sandboxd.errors import BackendUnavailable
+from sandboxd.scratch import scratch_directory
 
 TRY_SECONDS = 30.0
 # The Engine's `info` on a host with a thousand containers.
@@ -31,11 +32,11 @@ def try_overlay(state: Directory, images: Directory | None = None) -> tuple[Dire
 
     A directory that this user cannot write to says nothing: it is left as it was.
     """
-    try:
-        home = tempfile.TemporaryDirectory(prefix=".sandboxd-doctor-", dir=state.path)
-    except OSError:
-        return tuple(directory for directory in (state, images) if directory is not None)
-    with home as path:
+    with contextlib.ExitStack() as held:
+        try:
+            path = str(held.enter_context(scratch_directory(".sandboxd-doctor-", Path(state.path))))
+        except OSError:
+            return tuple(directory for directory in (state, images) if directory is not None)
         for name in ("upper", "work", "lower", "here"):
             (Path(path) / name).mkdir()
         tried = [replace(state, overlay=_mount(path, f"{path}/lower"))]

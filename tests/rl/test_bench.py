@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +27,8 @@ from rl.bench.sweep import compared, merged
 from rl.bench.verdicts import verdicts
 from rl.bench.virtual import run_virtual
 from rl.cli import main, parser
+from rl.processes import descendants
+from sandboxd.scratch import scratch_directory
 
 STEPS = 8
 CHOSEN = ("sync", "async-1", "async-4", "drop-late")
@@ -144,3 +153,35 @@ def test_the_command_writes_its_figures(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *wrong]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_what_is_ended_leaves_no_process_and_no_files(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    command = [sys.executable, "-m", "rl", "bench", "--steps", "200", "--processes", "1", "--full"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as program:
+        (shared,) = until(lambda: list(tmp_path.glob("rl-bench-*")))
+        until(lambda: list(shared.glob("rl-bench-*")))
+        below = [os.pidfd_open(pid) for pid in descendants(program.pid)]
+        program.send_signal(number)
+        assert program.wait(60) == code
+    for process in below:
+        assert select.select([process], [], [], 60)[0]
+        os.close(process)
+    if number == signal.SIGKILL:
+        # The next that makes such takes it away, once it is not young.
+        os.utime(shared, (0, 0))
+        with scratch_directory("rl-bench-", tmp_path) as next_one:
+            assert list(tmp_path.iterdir()) == [next_one]
+    assert list(tmp_path.iterdir()) == []
+
+
+def until(found: Callable[[], list[Path]]) -> list[Path]:
+    """What is found, once there is some."""
+    deadline = time.monotonic() + 60
+    while not (paths := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return paths
