@@ -20,7 +20,7 @@ from rich.console import Console
 from rl import eval_command, measuring, packing_bench, processes
 from rl import versus as versus_command
 from rl.bench import command as bench_command
-from rl.command_line import Parser, add_examples, add_json, prints_json
+from rl.command_line import Parser, add_examples, add_json, check_runs, prints_json
 from rl.comparison import write_comparison
 from rl.config import Config, load
 from rl.errors import ConfigError, RlError
@@ -196,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         beginning.over()
         if arguments.command == "report":
             runs = arguments.run
+            check_runs(runs)
             page = write_report(runs[0]) if len(runs) == 1 else write_comparison(runs)
             print(json.dumps({"report": str(page)}) if arguments.json else page)
             return OK

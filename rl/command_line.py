@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
+
+from rl.errors import ConfigError
 
 STDOUT = Path("-")
 EXAMPLES: dict[str, dict[str, str]] = {
@@ -77,6 +80,23 @@ def add_json_file(parser: argparse.ArgumentParser) -> None:
 def prints_json(arguments: argparse.Namespace) -> bool:
     """Whether standard output is for JSON alone."""
     return getattr(arguments, "json", None) in (True, STDOUT)
+
+
+def check_target(option: str, path: Path | None) -> None:
+    """Before hours of measuring. Raises ConfigError where the file that `option` names cannot be written."""
+    if path is None or path == STDOUT:
+        return
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: that is a directory; name a file")
+
+
+def check_runs(runs: Iterable[Path]) -> None:
+    """Raises ConfigError for the first that is no directory."""
+    for run in runs:
+        if not run.is_dir():
+            raise ConfigError(f"there is no directory {run}; name that of a run")
 
 
 def write_json(target: Path, text: str) -> None:

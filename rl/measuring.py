@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.byte_tokenizer import ByteTokenizer
-from rl.command_line import add_json
+from rl.command_line import add_json, check_runs
 from rl.config import Config, load
 from rl.dialogue import Dialogue, Tokenizer
 from rl.errors import ConfigError
@@ -115,6 +115,7 @@ async def measure_kept(arguments: argparse.Namespace, progress: Progress) -> Non
     """Measures what is missing. Raises ConfigError."""
     if arguments.problems < 1:
         raise ConfigError(f"--problems {arguments.problems}: at least one must be tried")
+    check_runs(arguments.run)
     config = load(arguments.config, {})
     wanted = missing(arguments.run, arguments.problems)
     bases = [run for run in arguments.run if BASE not in read_measured(run, arguments.problems)]

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl.batching import PackedPass, plan_passes, sample_from_turns
-from rl.command_line import add_json_file, write_json
+from rl.command_line import add_json_file, check_target, write_json
 from rl.config import Config, TrainerConfig, load
 from rl.dialogue import Dialogue
 from rl.errors import ConfigError
@@ -77,12 +77,14 @@ def add_parser(commands: Any) -> None:
 
 def packing(arguments: argparse.Namespace, console: Console) -> list[Measured]:
     """Measures, prints a table, and writes the figures where asked. Raises ConfigError."""
-    from rl.trainer import TorchTrainer
-
     if arguments.rounds < 1:
         raise ConfigError(f"--rounds = {arguments.rounds}: at least one must be measured")
+    check_target("--json", arguments.json)
     config = load(arguments.config, {})
     model_path = prepare_model(config.model, config.models_dir)
+    # Not before: it takes seconds to load, and what is wrong is said at once.
+    from rl.trainer import TorchTrainer
+
     precision = resolve(config.precision)
     batch = example_batch(config, model_path)
     trainer = TorchTrainer.load(model_path, config.trainer, precision)

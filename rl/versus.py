@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rl.command_line import add_json_file, write_json
+from rl.command_line import add_json_file, check_runs, check_target, write_json
 from rl.config import SETTINGS_FILE, load
 from rl.errors import ConfigError
 from rl.measuring import PROBLEMS, read_measured
@@ -105,6 +105,8 @@ def versus(arguments: argparse.Namespace, console: Console, run: Train = in_proc
     """
     if not 0 < arguments.target <= 1:
         raise ConfigError(f"--target {arguments.target}: a solve rate lies between 0 and 1, such as {TARGET}")
+    check_target("--json", arguments.json)
+    check_runs(arguments.beside)
     config = load(arguments.config, {"seed": arguments.seed, "steps": arguments.steps})
     if not config.heldout.weights_every_steps:
         raise ConfigError(

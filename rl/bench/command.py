@@ -17,7 +17,7 @@ from rl.bench.memory import LONG_TOKENS, Memory, measure_memory
 from rl.bench.report import tables
 from rl.bench.sweep import BASELINE, sweep
 from rl.bench.verdicts import Verdict, verdicts
-from rl.command_line import add_json_file, write_json
+from rl.command_line import add_json_file, check_target, write_json
 from rl.errors import ConfigError
 
 STEPS, QUICK_STEPS = 24, 16
@@ -55,9 +55,7 @@ def bench(arguments: argparse.Namespace, console: Console) -> bool:
     """Runs it and prints what came of it; returns whether all required results hold. Raises ConfigError."""
     began = time.perf_counter()
     for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
-        # Now, and not when all is measured.
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{option} {path}: there is no directory {path.parent}")
+        check_target(option, path)
     if arguments.memory is not None:
         if arguments.memory < 1:
             raise ConfigError(f"--memory = {arguments.memory}: at least one episode must be played")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,8 +162,8 @@ def test_what_is_ended_leaves_no_process_and_no_files(
     command = [sys.executable, "-m", "rl", "bench", "--steps", "200", "--processes", "1", "--full"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as program:
-        (shared,) = until(lambda: list(tmp_path.glob("rl-bench-*")))
-        until(lambda: list(shared.glob("rl-bench-*")))
+        (shared,) = asyncio.run(until(lambda: list(tmp_path.glob("rl-bench-*"))))
+        asyncio.run(until(lambda: list(shared.glob("rl-bench-*"))))
         below = [os.pidfd_open(pid) for pid in descendants(program.pid)]
         program.send_signal(number)
         assert program.wait(60) == code
@@ -178,10 +178,9 @@ def test_what_is_ended_leaves_no_process_and_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def until(found: Callable[[], list[Path]]) -> list[Path]:
+async def until(found: Callable[[], list[Path]]) -> list[Path]:
     """What is found, once there is some."""
-    deadline = time.monotonic() + 60
-    while not (paths := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not (paths := found()):
+            await asyncio.sleep(0.01)
     return paths

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +109,44 @@ def test_options_of_train_win_over_the_file_and_hold(
     saved = {path.name for path in (run / "checkpoints").iterdir()}
     assert saved == {"step-000003", "step-000004", "step-000005"}
     assert json.loads(capfd.readouterr().out)["seed"] == 7
+
+
+WRONG_PATHS = """
+import sys
+from rl.cli import main
+for line in sys.stdin.read().splitlines():
+    print(main(line.split()))
+print(sorted({"torch", "transformers", "vllm"} & set(sys.modules)))
+"""
+
+
+def test_paths_that_do_not_exist_are_told_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_text("[heldout]\nevery_steps = 1\nweights_every_steps = 1\n")
+    (tmp_path / "model.toml").write_text('model = "none/model"\n')
+    wrong = {
+        "packing none.toml": "cannot read the settings file none.toml",
+        "packing good.toml --json none/figures.json": "--json none/figures.json: there is no directory none",
+        "packing model.toml": "'none/model' is neither a directory",
+        "train none.toml": "cannot read the settings file none.toml",
+        "study none.toml": "cannot read the settings file none.toml",
+        "versus none.toml": "cannot read the settings file none.toml",
+        "versus good.toml --json none/figures.json": "there is no directory none",
+        "versus good.toml --json .": "--json .: that is a directory; name a file",
+        "versus good.toml --beside none/run": "there is no directory none/run",
+        "measure none.toml .": "cannot read the settings file none.toml",
+        "measure good.toml none/run": "there is no directory none/run; name that of a run",
+        "report none/run": "there is no directory none/run; name that of a run",
+        "bench --json none/figures.json": "there is no directory none",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_PATHS],
+        input="\n".join(wrong),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [*["2"] * len(wrong), "[]"], done.stderr
+    for words, line in zip(wrong.values(), done.stderr.splitlines(), strict=True):
+        assert words in line
