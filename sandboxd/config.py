@@ -92,7 +92,7 @@ class RetryConfig(Section):
     pause_seconds: Seconds = 0.25
     """The longest first pause; it doubles with each attempt."""
     pause_limit_seconds: Seconds = 8.0
-    """No pause is longer than this."""
+    """No pause is longer than this, but where a failure says when to come back: a registry's rate limit."""
 
 
 class PoolConfig(Section):

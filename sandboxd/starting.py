@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.stop import stop_base
-from tenacity.wait import wait_random_exponential
+from tenacity.wait import wait_base, wait_random_exponential
 
 from sandboxd import stopwatch
 from sandboxd.backends.base import Backend, Connection
@@ -35,7 +35,8 @@ class RetryPolicy:
 
     `attempts` counts the first one, and none that met a backend that was away; no attempt begins when
     `budget` seconds have passed since the first of these began. Pauses are drawn uniformly from 0 to
-    `pause · 2ⁿ`, at most `pause_limit` seconds (full jitter).
+    `pause · 2ⁿ`, at most `pause_limit` seconds (full jitter), and come after what a failure itself says must
+    pass first: a registry's rate limit, say.
     """
 
     attempts: int = 3
@@ -59,6 +60,18 @@ class _Stop(stop_base):
         away = sum(met_no_backend(error) for error in self._errors)
         used = len(self._errors) - away
         return used >= self._policy.attempts or away >= AWAY_LIMIT or spent >= self._policy.budget
+
+
+class _Wait(wait_base):
+    """Pauses as `RetryPolicy` says."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._drawn = wait_random_exponential(multiplier=policy.pause, max=policy.pause_limit)
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        error = retry_state.outcome and retry_state.outcome.exception()
+        first = error.retry_after or 0.0 if isinstance(error, StartFailed) else 0.0
+        return first + self._drawn(retry_state)
 
 
 def met_no_backend(error: BaseException | None) -> bool:
@@ -213,7 +226,7 @@ class Starter:
 
         retrying = AsyncRetrying(
             stop=stop,
-            wait=wait_random_exponential(multiplier=self._policy.pause, max=self._policy.pause_limit),
+            wait=_Wait(self._policy),
             retry=retry_if_exception(_retryable),
             sleep=between,
             reraise=True,
@@ -226,7 +239,7 @@ class Starter:
             f"no sandbox of template {self._template.name!r} could be started ({attempts})",
             phase=error.phase,
             retryable=error.retryable,
-            retry_after=self._policy.pause_limit if error.retryable else None,
+            retry_after=error.retry_after or self._policy.pause_limit if error.retryable else None,
             metadata={**error.metadata, "attempts": str(len(history))},
         )
 

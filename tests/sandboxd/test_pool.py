@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,6 +210,26 @@ async def test_retries_end_with_the_budget(rig: OpenRig) -> None:
         with pytest.raises(StartFailed) as raised:
             await waiter
         assert raised.value.metadata["attempts"] == "3"
+
+
+async def test_a_failure_that_says_when_to_come_back_is_not_tried_before(rig: OpenRig) -> None:
+    """As a registry's that limits the rate; meanwhile the slot is others'."""
+    limited = [StartFailed("the registry limits the rate", phase=Phase.PULL, retry_after=60.0)]
+    retry = RetryPolicy(budget=90.0, pause=0.001, pause_limit=0.001)
+    async with rig(script=FakeScript(first_failures=list(limited)), retry=retry, starts=1) as r:
+        waiters = [asyncio.create_task(r.pool.acquire()) for _ in range(2)]
+        await r.advance(59.0)
+        assert [waiter.done() for waiter in waiters] == [True, False]
+        await r.advance(2.0)
+        assert waiters[1].done()
+    # Where the budget does not reach so far the caller hears it at once.
+    retry = replace(retry, budget=30.0)
+    async with rig(script=FakeScript(first_failures=list(limited)), retry=retry) as r:
+        waiter = asyncio.create_task(r.pool.acquire())
+        await settle()
+        with pytest.raises(StartFailed, match="limits the rate") as raised:
+            await waiter
+        assert (raised.value.retry_after, raised.value.metadata["attempts"]) == (60.0, "1")
 
 
 async def test_what_cannot_succeed_is_not_retried_and_every_waiter_hears(rig: OpenRig) -> None:
