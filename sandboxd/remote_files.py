@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tarfile
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from sandboxd import replies
 from sandboxd.errors import FileFailed
 from sandboxd.guest import packing
-from sandboxd.guest.files import write_all
+from sandboxd.guest.packing import Refused
 from sandboxd.lifetime import in_thread
 from sandboxd.requests import Word, as_bytes, in_pieces, message
 from sandboxd.status import translated
 from sandboxd.types import FileInfo
+from sandboxd.unpacking import GuardedUnpacker
 from sandboxd.v1 import sandbox_service_pb2 as pb
 
 Result = TypeVar("Result")
@@ -120,28 +119,18 @@ class RemoteFiles:
     async def download_tree(self, path: Word, target: Path) -> None:
         """Copies what a directory of the sandbox holds into `target`, made if missing.
 
-        The sandbox is not trusted: names and links that lead out of `target` are refused with FileFailed, and
-        so are devices and what is no archive. Raises OSError for what cannot be written.
+        The sandbox is not trusted: names and links that lead out of `target`, or may, are refused with
+        FileFailed, and so are pipes, devices and what is no archive. Raises OSError for what cannot be written.
         """
-        await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
-        source, sink = os.pipe()
-        # A thread of its own: it waits for what the others write, who must find one free.
-        own = ThreadPoolExecutor(1, "unpacking")
-        loop = asyncio.get_running_loop()
-        unpacking = loop.run_in_executor(own, _unpack, os.fdopen(source, "rb"), target)
-        own.shutdown(wait=False)
+        unpacker = await in_thread(GuardedUnpacker, os.fsencode(target))
         try:
-            with os.fdopen(sink, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
-                async for piece in self.download_archive(path):
-                    await in_thread(write_all, pipe.fileno(), piece)
-        except BaseException:
-            await asyncio.wait([unpacking])
-            unpacking.exception()  # that the archive ended early is known
-            raise
-        try:
-            await unpacking
-        except (tarfile.TarError, ValueError, OverflowError) as error:
-            raise FileFailed(f"{os.fsdecode(as_bytes(path))!r}: {error}") from error
+            async for piece in self.download_archive(path):
+                await in_thread(unpacker.feed, piece)
+            await in_thread(unpacker.finish)
+        except Refused as error:
+            raise FileFailed(f"{os.fsdecode(as_bytes(path))!r}: {error.strerror}") from error
+        finally:
+            unpacker.abandon()
 
 
 async def _one(data: bytes) -> AsyncIterator[bytes]:
@@ -196,8 +185,3 @@ async def _data(call: Any) -> AsyncIterator[bytes]:
                 yield reply.data
     finally:
         call.cancel()
-
-
-def _unpack(source: IO[bytes], target: Path) -> None:
-    with source, tarfile.open(fileobj=source, mode="r|") as archive:
-        archive.extractall(target, filter="data")

@@ -116,7 +116,11 @@ def _body(fd: int, size: int) -> Iterator[bytes]:
 
 
 def _named(error: OSError, path: bytes) -> OSError:
-    return OSError(error.errno, f"{os.fsdecode(path)}: {error.strerror}")
+    return type(error)(error.errno, f"{os.fsdecode(path)}: {error.strerror}")
+
+
+class Refused(OSError):
+    """The archive is none, or asks for what is not done for any; nothing of the host is at fault."""
 
 
 class Unpacker:
@@ -150,12 +154,12 @@ class Unpacker:
             while not self._ended and self._step():
                 pass
         except (ValueError, OverflowError) as error:
-            raise OSError(errno.EINVAL, f"not a tar archive: {error}") from error
+            raise Refused(errno.EINVAL, f"not a tar archive: {error}") from error
 
     def finish(self) -> int:
         """The archive is complete; returns how many entries it had. Raises OSError."""
         if not self._ended:
-            raise OSError(errno.EINVAL, "the archive ends early")
+            raise Refused(errno.EINVAL, "the archive ends early")
         deepest_first = sorted(self._directories.items(), key=lambda item: -item[0].count(b"/"))
         for path, entry in deepest_first:
             os.chmod(path, entry.mode & 0o7777)
@@ -229,7 +233,7 @@ class Unpacker:
             self._make_directory(path, entry)
             return
         if path == self._root:
-            raise OSError(errno.EINVAL, "an entry without a name")
+            raise Refused(errno.EINVAL, "an entry without a name")
         if entry.kind == archive.HARD_LINK:
             self._link(self._inside(entry.target), path)
             return
@@ -245,7 +249,7 @@ class Unpacker:
         elif entry.kind == archive.FIFO:
             os.mkfifo(path, entry.mode & 0o7777)
         else:
-            raise OSError(errno.EPERM, f"an entry of kind {entry.kind!r} cannot be made")
+            raise Refused(errno.EPERM, f"an entry of kind {entry.kind!r} cannot be made")
 
     def _link(self, source: bytes, path: bytes) -> None:
         if source == path:
@@ -270,7 +274,7 @@ class Unpacker:
         """The path of an entry, its parents made. Raises OSError when it leaves the directory."""
         parts = [part for part in name.split(b"/") if part not in (b"", b".")]
         if name.startswith(b"/") or b".." in parts:
-            raise OSError(errno.EINVAL, "it lies outside the directory")
+            raise Refused(errno.EINVAL, "it lies outside the directory")
         path = self._root
         for part in parts[:-1]:
             path = os.path.join(path, part)
@@ -278,7 +282,7 @@ class Unpacker:
                 os.mkdir(path, 0o755)
             except FileExistsError:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
-                    raise OSError(errno.ENOTDIR, "it lies behind a file or a link") from None
+                    raise Refused(errno.ENOTDIR, "it lies behind a file or a link") from None
         return os.path.join(path, parts[-1]) if parts else path
 
 

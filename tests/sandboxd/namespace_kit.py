@@ -10,6 +10,9 @@ import pytest
 
 from sandboxd.backends.namespace import NamespaceBackend
 
+# An ordinary user has no number to give for a sandbox's root.
+NOT_MAPPED = "Operation not permitted" if os.geteuid() == 0 else "Invalid argument"
+
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[NamespaceBackend]:

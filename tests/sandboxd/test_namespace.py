@@ -21,12 +21,10 @@ from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, Sandbo
 from sandboxd.types import Command, Network, Template
 
 from .backend_kit import execute, pieces, read, shell
-from .namespace_kit import leftovers
+from .namespace_kit import NOT_MAPPED, leftovers
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t")
-# An ordinary user has no number to give for a sandbox's root.
-NOT_MAPPED = "Operation not permitted" if os.geteuid() == 0 else "Invalid argument"
 
 
 async def text(backend: NamespaceBackend, script: str, template: Template = TEMPLATE) -> str:
