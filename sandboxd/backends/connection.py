@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import TracebackType
 
 from sandboxd.backends.channel import Broken, Channel, dial
 from sandboxd.backends.guest_commands import GuestCommands
@@ -176,23 +177,24 @@ class GuestConnection:
 
     # -- losing it
 
-    @contextlib.asynccontextmanager
-    async def channel(self, phase: Phase) -> AsyncIterator[Channel]:
+    def channel(self, phase: Phase) -> _Operation:
         """A connection for one operation. Raises SandboxLost, also for what breaks inside the block."""
+        return _Operation(self, phase)
+
+    async def take(self, phase: Phase) -> Channel:
+        """The connection that is kept, or a new one. Raises SandboxLost."""
         if self._lost.done():
             raise self._loss(self._lost.result(), phase)
         channel, self._spare = self._spare, None
         try:
-            channel = channel or Channel(await dial(self._path))
+            return channel or Channel(await dial(self._path))
         except OSError as error:
             raise await self.cause(Broken(error.strerror), phase) from error
-        try:
-            yield channel
-        except (Broken, wire.Malformed) as error:
-            raise await self.cause(error, phase) from error
-        finally:
-            if channel is not self._spare:
-                channel.close()
+
+    def give_back(self, channel: Channel) -> None:
+        """Closes one that is not kept."""
+        if channel is not self._spare:
+            channel.close()
 
     async def cause(self, error: Broken | wire.Malformed, phase: Phase) -> SandboxLost:
         """What to raise for a broken connection: the owner of `lost` often knows better why it broke."""
@@ -212,6 +214,28 @@ class GuestConnection:
         error = SandboxLost(f"sandbox {self._sandbox_id} died: {why}", phase=phase)
         error.with_backend = isinstance(why, BackendEnded)
         return error
+
+
+class _Operation:
+    """The block of one: a generator would cost each three times as much."""
+
+    __slots__ = ("_channel", "_connection", "_phase")
+
+    def __init__(self, connection: GuestConnection, phase: Phase) -> None:
+        self._connection, self._phase = connection, phase
+
+    async def __aenter__(self) -> Channel:
+        self._channel = await self._connection.take(self._phase)
+        return self._channel
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Broken | wire.Malformed):
+                raise await self._connection.cause(error, self._phase) from error
+        finally:
+            self._connection.give_back(self._channel)
 
 
 def _bond(command: Command) -> int:

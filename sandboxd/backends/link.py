@@ -38,13 +38,13 @@ class Link:
     async def ask(self, what: str, *, within: float | None = None, **arguments: object) -> dict[str, Any]:
         """The answer. Raises BackendUnavailable when the launcher is gone, or silent for so many seconds."""
         within = within or self._answer_seconds
+        answer = self.order(what, **arguments)
+        # Less than what a task's own timeout costs.
+        timer = asyncio.get_running_loop().call_later(within, _give_up, answer, what, within)
         try:
-            async with asyncio.timeout(within):
-                return await self.order(what, **arguments)
-        except TimeoutError as error:
-            raise BackendUnavailable(
-                f"the launcher of the namespace sandboxes gave no answer to {what!r} within {within:g} s"
-            ) from error
+            return await answer
+        finally:
+            timer.cancel()
 
     def order(self, what: str, **arguments: object) -> asyncio.Future[dict[str, Any]]:
         """What the launcher will answer, in the order of the orders. Raises BackendUnavailable."""
@@ -95,3 +95,9 @@ class Link:
         """Lets go of the launcher, which lives on."""
         self.task.cancel()
         await asyncio.wait([self.task])
+
+
+def _give_up(answer: asyncio.Future[dict[str, Any]], what: str, within: float) -> None:
+    if not answer.done():
+        words = f"the launcher of the namespace sandboxes gave no answer to {what!r} within {within:g} s"
+        answer.set_exception(BackendUnavailable(words))
