@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import math
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from sandboxd.overview import Row, Rows
@@ -24,10 +25,12 @@ MARK_BYTES = 64
 
 
 class Run:
-    """One run's directory. `steps` holds the latest rows by `NAME/STEP`."""
+    """One run's directory. `steps` holds the latest rows by `NAME/STEP`; the name is the directory's unless
+    another is given.
+    """
 
-    def __init__(self, directory: Path) -> None:
-        self.name = directory.resolve().name
+    def __init__(self, directory: Path, name: str | None = None) -> None:
+        self.name = name or directory.resolve().name
         self.steps: Rows = {}
         self.fault = ""
         self._path = directory / FILE
@@ -102,6 +105,22 @@ class Run:
         for later in [each for each, old in self.steps.items() if old["step"] >= step]:
             del self.steps[later]
         self.steps[key] = {"run": self.name, "step": step, **numbers}
+
+
+def followed(directories: Iterable[Path]) -> list[Run]:
+    """Those in these directories, each once. Where several are called the same, as much of their paths as
+    tells them apart is their name: `a/demo`, `b/demo`.
+    """
+    found = {directory.resolve(): directory for directory in directories}
+    return [Run(directory, _name(path, found)) for path, directory in found.items()]
+
+
+def _name(path: Path, others: Collection[Path]) -> str:
+    for count in range(1, len(path.parts)):
+        end = path.parts[-count:]
+        if sum(other.parts[-count:] == end for other in others) == 1:
+            return "/".join(end)
+    return str(path)
 
 
 def _number(value: object) -> float | None:

@@ -19,7 +19,7 @@ from sandboxd.config import ConfigError
 from sandboxd.overview import Sections
 from sandboxd.recent import Recent
 from sandboxd.remote_pools import HEARTBEAT_SECONDS
-from sandboxd.runs import Run
+from sandboxd.runs import followed
 from sandboxd.top_tables import lines, tables
 from sandboxd.types import PoolStats
 
@@ -47,7 +47,7 @@ async def _watch(arguments: argparse.Namespace) -> None:
     console = Console(highlight=False, markup=False)
     live = console.is_terminal and not (arguments.json or arguments.once)
     beat = BEAT_SECONDS if live or arguments.run_directories else HEARTBEAT_SECONDS
-    runs = [Run(directory) for directory in arguments.run_directories]
+    runs = followed(arguments.run_directories)
     async with (
         Client(arguments.address) as client,
         contextlib.aclosing(_told(client, arguments, max(beat, arguments.interval))) as watch,

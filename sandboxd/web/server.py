@@ -16,7 +16,7 @@ from sandboxd.config import Config, ConfigError
 from sandboxd.errors import InvalidRequest, NotFound, SandboxdError
 from sandboxd.lifetime import Tasks
 from sandboxd.pools import Pools
-from sandboxd.runs import Run
+from sandboxd.runs import followed
 from sandboxd.types import POOL_PREFIX, SANDBOX_PREFIX
 from sandboxd.web.board import Board, Reader
 from sandboxd.web.closeup import closeup
@@ -150,7 +150,7 @@ async def served(config: Config, pools: Pools) -> AsyncIterator[str]:
     if config.web is None:
         raise AssertionError("the settings want no page")
     guard = Guard([*config.web_names, config.web.rpartition(":")[0]], config.web_token())
-    board = Board(pools, [Run(directory) for directory in config.web_runs], actions=guard.actions)
+    board = Board(pools, followed(config.web_runs), actions=guard.actions)
     application = web.Application(middlewares=[guard.middleware], client_max_size=BODY_BYTES)
     transcripts = Transcripts(pools.clock)
     application.add_routes(Site(board, transcripts).routes())

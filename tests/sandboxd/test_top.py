@@ -83,7 +83,9 @@ async def test_it_says_what_the_page_says(tmp_path: Path) -> None:
     """One daemon, asked by both: the same rows under the same keys."""
     demo = write_steps(tmp_path / "demo")
     pools = {"python": {"backend": "fake", "warm": 2}, "bad": {"backend": "fake", "warm": 0, "setup": ["no"]}}
-    config = settings(tmp_path, token=False, web_runs=[demo], pools=pools)
+    (tmp_path / "other").mkdir()
+    same = write_steps(tmp_path / "other" / "demo")
+    config = settings(tmp_path, token=False, web_runs=[demo, same, same], pools=pools)
     async with asyncio.timeout(60), page(config) as (session, client), stream(session) as states:
         async with client.acquire("python", timeout=20, tenant="red", labels={"episode": "e [b]1"}):
             with pytest.raises(errors.StartFailed):
@@ -96,7 +98,7 @@ async def test_it_says_what_the_page_says(tmp_path: Path) -> None:
                 rows = state.rows
                 if rows["leases"] and rows["failures"] and rows["steps"]:
                     break
-            asked = ("top", "--once", "--address", client.address, "--run", demo)
+            asked = ("top", "--once", "--address", client.address, "--run", demo, "--run", same)
             said = json.loads((await asyncio.to_thread(run, *asked, "--json")).stdout)
             lines = (await asyncio.to_thread(run, *asked)).stdout.decode()
     assert set(said) == {"time", "pools", "tenants", "leases", "failures", "runs"}
@@ -107,15 +109,19 @@ async def test_it_says_what_the_page_says(tmp_path: Path) -> None:
     assert lease.pop("since") == pytest.approx(shown["since"], abs=0.1)
     lease.pop("expires")
     assert lease == {key: shown[key] for key in lease}
-    told = rows["runs"]["demo"]
-    assert {key: said["runs"]["demo"][key] for key in ("fault", "step", "families")} == {
+    # Both directories are called the same.
+    first, second = f"{tmp_path.name}/demo", "other/demo"
+    assert set(rows["runs"]) == set(said["runs"]) == {first, second}
+    assert {row["run"] for row in rows["steps"].values()} == {first, second}
+    told = rows["runs"][first]
+    assert {key: said["runs"][first][key] for key in ("fault", "step", "families")} == {
         key: told[key] for key in ("fault", "step", "families")
     }
-    assert set(said["runs"]["demo"]["latest"]) == {*KEYS, "solve_rate/all", "solve_rate/words"}
+    assert set(said["runs"][first]["latest"]) == {*KEYS, "solve_rate/all", "solve_rate/words"}
     assert set(said["pools"]["python"]) == set(rows["pools"]["python"])
     for title, value in told["facts"]:
         assert f"{title.lower()} {value}" in lines
-    assert "run demo  step 2  solved all 50 %  sums 25 %  words 4.0 %" in lines
+    assert f"run {first}  step 2  solved all 50 %  sums 25 %  words 4.0 %" in lines
     assert "python  tenant red  holds 1  callers waiting 0  for 0" in lines
 
 
