@@ -56,6 +56,7 @@ class ServerGenerator:
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._running = self._finished = self._prompt_tokens = self._generated_tokens = self._updates = 0
         self._paused_seconds = 0.0
+        self._resuming: asyncio.Future[None] | None = None
 
     @property
     def version(self) -> int:
@@ -145,7 +146,21 @@ class ServerGenerator:
             if changing:
                 self._die(f"{self._settings.url} was broken off at weights {version}")
             # Shielded: a pause that outlives its update stops every request for ever.
-            await asyncio.shield(self._resume(torn=changing))
+            self._resuming = asyncio.ensure_future(self._resume(torn=changing))
+            await asyncio.shield(self._resuming)
+
+    async def settled(self) -> None:
+        """Waits until the server goes on after an update that was given up, for MEND_SECONDS at most: whoever
+        gave it up does not wait for that, and without its connections it would not happen.
+        """
+        resuming = self._resuming
+        if resuming is None or resuming.done():
+            return
+        await asyncio.wait((resuming,), timeout=MEND_SECONDS)
+        resuming.cancel()
+        await asyncio.wait((resuming,))
+        if not resuming.cancelled():
+            resuming.exception()  # heard of: it is dead to its users already
 
     async def pulse(self) -> int:
         """How often its engine computed a pass, and tokens, by its own count; -1 when it does not say."""
@@ -308,9 +323,10 @@ async def open_server(
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
         calls = Calls(session, settings, sleep)
         channel = channel or SegmentChannel()
+        generator = ServerGenerator(calls, settings, channel)
         try:
-            generator = ServerGenerator(calls, settings, channel)
             await generator.connect()
             yield generator
         finally:
+            await generator.settled()
             channel.forget(calls)

@@ -323,7 +323,8 @@ def test_a_loop_whose_generators_are_killed_loses_no_episode_and_counts_none_twi
     async def body() -> None:
         opens = [places.open(place) for place in range(2)]
         with open_segment_file(tmp_path) as segment:
-            async with asyncio.timeout(60), open_replicas(opens, PATIENCE) as replicas:
+            # What it waits for is the start of four interpreters, which takes what the machine has left.
+            async with asyncio.timeout(100), open_replicas(opens, PATIENCE) as replicas:
                 plan = Plan(steps=8, groups_per_batch=2, samples_per_group=4)
                 rig = Rig(tmp_path, plan, before_step=before_step, served=replicas, segment=segment)
                 await rig.loop.run()

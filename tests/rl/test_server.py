@@ -227,6 +227,25 @@ def test_an_update_that_is_cancelled_resumes_the_server(run: Callable[..., None]
     run(body)
 
 
+def test_a_server_is_resumed_before_its_connections_are_closed(run: Callable[..., None]) -> None:
+    """Whoever gives an update up may go without waiting for what that leaves to be done."""
+
+    async def body(bench: Bench) -> None:
+        async with bench.connected() as generator:
+            bench.server.faults["/update_weights"].append(HANG)
+            update = asyncio.ensure_future(generator.update_weights(bench.write(1), 1))
+            for reached in ("update_weights", "abort_requests"):
+                while reached not in bench.server.calls:
+                    await asyncio.sleep(0)
+                update.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await update
+            assert bench.server.paused
+        assert not bench.server.paused
+
+    run(body)
+
+
 def test_a_cut_connection_is_tried_again_and_a_slow_draw_costs_one_request(run: Callable[..., None]) -> None:
     async def body(bench: Bench) -> None:
         async with bench.connected() as generator, bench.connected(draw_seconds=HANG_SECONDS) as hasty:
