@@ -120,7 +120,8 @@ class RemoteFiles:
         """Copies what a directory of the sandbox holds into `target`, made if missing.
 
         The sandbox is not trusted: names and links that lead out of `target`, or may, are refused with
-        FileFailed, and so are pipes, devices and what is no archive. Raises OSError for what cannot be written.
+        FileFailed, and so are pipes, devices and what is no archive. Raises OSError for what cannot be
+        written.
         """
         unpacker = await in_thread(GuardedUnpacker, os.fsencode(target))
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 from sandboxd.guest import archive
 from sandboxd.guest.archive import Entry
@@ -13,8 +14,8 @@ from sandboxd.guest.packing import Refused, Unpacker
 class GuardedUnpacker(Unpacker):
     """What it makes can be walked by whoever owns the directory, and leads nowhere else.
 
-    Refuses links that lead out, or may: `..` only at the beginning, for what comes after it may pass another
-    link. Refuses pipes too. Modes lose set-user-ID and what lets others write, and the owner may read and write.
+    Refuses links that lead out, or may: `..` only at the beginning, for a later one may come after another
+    link. Refuses pipes too. Modes lose set-user-ID and what lets others write; the owner may read and write.
     """
 
     def _place(self, entry: Entry) -> None:
@@ -27,8 +28,9 @@ class GuardedUnpacker(Unpacker):
 
     def _link(self, source: bytes, path: bytes) -> None:
         # The same link leads elsewhere from another place.
-        if os.path.islink(source):
-            self._hold(os.readlink(source), path)
+        first = Path(os.fsdecode(source))
+        if first.is_symlink():
+            self._hold(os.fsencode(first.readlink()), path)
         super()._link(source, path)
 
     def _hold(self, target: bytes, path: bytes) -> None:
