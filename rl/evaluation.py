@@ -33,9 +33,10 @@ class Evaluation:
     def describe(self) -> str:
         """One line for a person."""
         kinds = ", ".join(f"{name} {rate:.0%}" for name, rate in self.kinds.items())
+        kinds = f" ({kinds})" if kinds else ""
         parts = [f"{label} {rate:.0%}" for label, rate in self._headline() if rate is not None]
         lost = f"; {self.unscored} of {self.attempts} lost to infrastructure" if self.unscored else ""
-        return f"{', '.join(parts) or 'nothing scored'} ({kinds}) in {self.seconds:.0f} s{lost}"
+        return f"{', '.join(parts) or 'nothing scored'}{kinds} in {self.seconds:.0f} s{lost}"
 
     def _headline(self) -> tuple[tuple[str, float | None], ...]:
         return (("all levels", self.overall), ("benchmark", self.benchmark))
