@@ -54,13 +54,14 @@ class Observer:
         stats = watched.generator.stats()
         self._busy_began = stats.busy_seconds
         self._prompts = stats.prompt_tokens, stats.cached_tokens
+        self._paused = stats.paused_seconds
 
     async def step(self, row: Row) -> None:
         """Completes the row of a step, writes it and shows it."""
         stats = await self._watched.control.get_pool(self._watched.pool)
         row |= pool_row(stats)
         row |= latency_row("sandbox/acquire", self._watched.sandboxes.drain_waits())
-        row |= self._prompt_row()
+        row |= self._generator_row()
         row["time/wall"] = self._earlier + self._clock() - self._began
         row["perf/generator_idle_ratio"] = self.idle_ratio()
         row["rollout/episode_rate"] = row.get("rollout/episodes", 0.0) / max(row.get("time/step", 0.0), 1e-9)
@@ -70,13 +71,16 @@ class Observer:
         self.log.write(row)
         self._progress.step(row, stats)
 
-    def _prompt_row(self) -> Row:
-        """What the prompts of the requests since the last step held, and how much of it was at hand."""
+    def _generator_row(self) -> Row:
+        """Since the last step: what the prompts of requests held, how much of it was at hand, and for how
+        long new weights stopped the engines."""
         stats = self._watched.generator.stats()
         before, self._prompts = self._prompts, (stats.prompt_tokens, stats.cached_tokens)
+        paused, self._paused = self._paused, stats.paused_seconds
         return {
             "rollout/prompt_tokens": float(stats.prompt_tokens - before[0]),
             "rollout/cached_tokens": float(stats.cached_tokens - before[1]),
+            "time/paused": stats.paused_seconds - paused,
         }
 
     def idle_ratio(self) -> float:

@@ -180,6 +180,14 @@ def test_the_engines_queue_is_cut_only_when_it_stays() -> None:
     assert controller.limit == 57
 
 
+def test_a_queue_of_more_than_there_are_episodes_is_an_old_one() -> None:
+    """At a run's end the engine passes no more, and what it said last of its queue stays."""
+    controller = ConcurrencyController(64, lambda: 100.0)
+    for _ in range(3):
+        assert controller.update(Signals(running=1, scored=100, queued=8)) is None
+    assert controller.limit == 64
+
+
 def test_a_cut_waits_for_the_one_before_to_show() -> None:
     clock = Clock()
     controller = ConcurrencyController(64, clock)
