@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -53,6 +54,7 @@ class FakeGenerator:
         self._failing = frozenset(failing_updates)
         self._version = 0
         self._dead = asyncio.Event()
+        self._paused_seconds = 0.0
         self._running = self._finished = self._prompt_tokens = self._generated_tokens = self._updates = 0
 
     @property
@@ -86,7 +88,9 @@ class FakeGenerator:
         self._check_alive()
         if version <= self._version or version in self._failing:
             raise UpdateFailed(f"weights {version} from {path} did not load")
+        stopped = time.monotonic()
         await asyncio.sleep(0)
+        self._paused_seconds += time.monotonic() - stopped
         self._version = version
         self._updates += 1
 
@@ -100,6 +104,7 @@ class FakeGenerator:
             finished=self._finished,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            paused_seconds=self._paused_seconds,
             updates=self._updates,
         )
 

@@ -125,6 +125,8 @@ def test_options_of_train_win_over_the_file_and_hold(
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert max(row.get("off_policy/max", 0.0) for row in rows) == 0
+    # New weights stop the generator, for no longer than it takes to publish them.
+    assert all(0 < row["time/paused"] <= row["time/publish"] for row in rows)
     assert not any("curriculum/open/sums" in row for row in rows)
     written = {name for row in rows for name in row}
     assert {name for name in written if not is_explained(name)} == set()

@@ -138,6 +138,4 @@ def test_ctrl_c_while_training_saves_and_resume_goes_on(settings: Path, tmp_path
     assert summary["steps"] == step + 2
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, step + 3))
-    # New weights stop the engine, and for less time than it takes to publish them.
-    assert all(0 < row["time/paused"] <= row["time/publish"] for row in rows)
     assert (run / "report.html").is_file()

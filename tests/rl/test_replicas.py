@@ -330,8 +330,9 @@ def test_a_loop_whose_generators_are_killed_loses_no_episode_and_counts_none_twi
                 await rig.loop.run()
                 rig.ledger.check()
                 assert (rig.loop.step, replicas.version) == (8, 8)
-                # Both deaths are noticed by now, for each update asks all that are ready.
-                assert places.starts >= 4
+                # Both deaths are noticed by now, for each update asks all that are ready; a start may be due.
+                while places.starts < 4:
+                    await asyncio.sleep(0.01)
                 assert set(rig.ledger.episodes.reasons) <= {"zero_advantage"}
                 assert replicas.stats().finished >= rig.ledger.episodes.generated
 
