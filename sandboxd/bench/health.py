@@ -1,7 +1,7 @@
 """How soon a daemon's health service answers while others keep it busy.
 
-Asked by a process of its own: in the bench's, a thousand callers would hold up the question itself. It comes
-before them where it may, for its own waits for a processor are none of the daemon's. Asked by the clock,
+Asked by a process of its own: in the bench's, a thousand callers would hold up the question itself. It waits
+for nobody where it may, for its own waits for a processor are none of the daemon's. Asked by the clock,
 whether the last answer has come or not: else a stall of a second would count as one slow answer.
 """
 
@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sandboxd.bench.child_process import child_process
 from sandboxd.bench.result import Result, quantiles
-from sandboxd.priority import come_first
+from sandboxd.priority import wait_for_no_other
 
 INTERVAL_SECONDS = 0.02
 TIMEOUT_SECONDS = 60.0
@@ -92,5 +92,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    come_first()
+    wait_for_no_other()
     asyncio.run(_ask(sys.argv[1]))

@@ -67,3 +67,14 @@ async def test_a_daemon_comes_before_its_sandboxes(tmp_path: Path) -> None:
         for name, pid in (("daemon", daemon_pid(state)), ("launcher", launcher_pid(state))):
             values[name] = Path(f"/proc/{pid}/autogroup").read_text().split()[-1]
     assert values == {"daemon": str(NICE), "launcher": "0"}
+
+
+def test_who_measures_waits_for_nobody_where_it_may() -> None:
+    told = run(
+        """
+import os
+from sandboxd.priority import wait_for_no_other
+print(wait_for_no_other(), os.sched_getscheduler(0) == os.SCHED_RR)
+"""
+    )
+    assert told in (["True", "True"], ["False", "False"])
