@@ -51,10 +51,8 @@ class Observer:
         self._progress = progress
         self._clock = clock
         self._began = clock()
-        stats = watched.generator.stats()
-        self._busy_began = stats.busy_seconds
-        self._prompts = stats.prompt_tokens, stats.cached_tokens
-        self._paused = stats.paused_seconds
+        self._seen = watched.generator.stats()
+        self._busy_began = self._seen.busy_seconds
 
     async def step(self, row: Row) -> None:
         """Completes the row of a step, writes it and shows it."""
@@ -74,13 +72,11 @@ class Observer:
     def _generator_row(self) -> Row:
         """Since the last step: what the prompts of requests held, how much of it was at hand, and for how
         long new weights stopped the engines."""
-        stats = self._watched.generator.stats()
-        before, self._prompts = self._prompts, (stats.prompt_tokens, stats.cached_tokens)
-        paused, self._paused = self._paused, stats.paused_seconds
+        before, self._seen = self._seen, self._watched.generator.stats()
         return {
-            "rollout/prompt_tokens": float(stats.prompt_tokens - before[0]),
-            "rollout/cached_tokens": float(stats.cached_tokens - before[1]),
-            "time/paused": stats.paused_seconds - paused,
+            "rollout/prompt_tokens": float(self._seen.prompt_tokens - before.prompt_tokens),
+            "rollout/cached_tokens": float(self._seen.cached_tokens - before.cached_tokens),
+            "time/paused": self._seen.paused_seconds - before.paused_seconds,
         }
 
     def idle_ratio(self) -> float:

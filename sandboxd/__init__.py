@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 # What is shown is loaded when it is first asked for: a command must hear Ctrl-C before gRPC is loaded, and
-# small processes need none of it.
+# small processes need none of it. What no other module has is in `types`.
 _HOMES = {
     "client": ("Box", "Client"),
     "inspection_replies": ("SandboxFailure", "SandboxReport"),
@@ -73,29 +73,14 @@ _HOMES = {
     "replies": ("Cut", "ExecResult", "PrewarmPlan", "SandboxInfo"),
     "sessions": ("Session", "SessionResult"),
     "sync": ("SyncClient",),
-    "types": (
-        "CommandInfo",
-        "Exited",
-        "ExitReason",
-        "FileInfo",
-        "FileKind",
-        "Kept",
-        "PoolState",
-        "PoolStats",
-        "QueuePosition",
-        "Share",
-        "Started",
-        "Stderr",
-        "Stdout",
-    ),
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "errors":
         return importlib.import_module("sandboxd.errors")
-    for home, names in _HOMES.items():
-        if name in names:
-            value = globals()[name] = getattr(importlib.import_module(f"sandboxd.{home}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "types")
+    value = globals()[name] = getattr(importlib.import_module(f"sandboxd.{home}"), name)
+    return value

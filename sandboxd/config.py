@@ -24,6 +24,7 @@ from sandboxd import addresses
 from sandboxd.backends.faults import Fault
 from sandboxd.care import Care
 from sandboxd.config_faults import Section, explain
+from sandboxd.keepalive import KEEPALIVE_SECONDS
 from sandboxd.ledger import Bounds
 from sandboxd.pacing import Pace
 from sandboxd.pool import PoolOptions
@@ -274,7 +275,7 @@ class Config(Section):
     (`~/.local/share`)."""
     listen: list[str] = Field(default_factory=list)
     """Addresses to serve, `unix:/path` or `host:port`; a socket in `state_dir` when empty."""
-    keepalive_seconds: Seconds = 60.0
+    keepalive_seconds: Seconds = KEEPALIVE_SECONDS
     """A connection that was silent for so long is pinged, so that proxies keep it, and cut off when the
     other end does not answer within a minute."""
     metrics: str | None = None

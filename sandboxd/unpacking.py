@@ -23,7 +23,7 @@ class GuardedUnpacker(Unpacker):
             raise Refused(errno.EPERM, "a pipe is not made here")
         entry.mode = entry.mode & 0o755 | (0o700 if entry.kind == archive.DIRECTORY else 0o600)
         if entry.kind == archive.SYMLINK:
-            self._hold(entry.target, self._inside(entry.name))
+            self._hold(entry.target, self._root + b"/" + entry.name)
         super()._place(entry)
 
     def _link(self, source: bytes, path: bytes) -> None:

@@ -67,7 +67,7 @@ class Rest:
     """
 
     seconds: float = 0.0
-    around: AbstractAsyncContextManager[object] | None = None
+    around: AbstractAsyncContextManager[object] = field(default_factory=contextlib.nullcontext)
 
 
 async def put(
@@ -83,7 +83,7 @@ async def put(
     Raises BackendUnavailable when the daemon cannot be reached, or a client process dies.
     """
     readings = Readings(session.stats, session.daemon_pid())
-    load = Load()
+    load, rest = Load(), rest or Rest()
     async with _processes(clients) as processes:
         for process, share in zip(processes, plan.shares(clients), strict=True):
             process.say(share.to_line())
@@ -96,8 +96,8 @@ async def put(
                 told = await _all(processes, {"begin": begin})
                 load.shares.end([each["cpu_s"] for each in told], begin)
             if plan.hold is None:
-                async with (rest and rest.around) or contextlib.nullcontext():
-                    await asyncio.sleep(rest.seconds if rest else 0)
+                async with rest.around:
+                    await asyncio.sleep(rest.seconds)
                 await _all(processes, {"check": True})
         if plan.hold is None:
             told = await _all(processes, {"release": True})

@@ -17,7 +17,7 @@ from tests.sandboxd.image_kit import directory, entry, host_programs, tar
 NOBODY = 65534
 # Loads only what the backend needs: this user may be unable to read the packages of our environment.
 PRELUDE = """
-import asyncio, sys, types
+import asyncio, contextlib, sys, types
 from pathlib import Path
 root = Path(sys.argv[1])
 for name, path in (("sandboxd", root), ("sandboxd.backends", root / "backends")):
@@ -33,6 +33,15 @@ async def run(box, *argv):
         async for event in stream:
             events.append(event)
     return b"".join(getattr(event, "data", b"") for event in events), events[-1]
+
+@contextlib.asynccontextmanager
+async def opened(options=None):
+    backend = NamespaceBackend(Path(sys.argv[2]) / "state", options)
+    await backend.open()
+    try:
+        yield backend
+    finally:
+        await backend.close()
 """
 
 
@@ -65,7 +74,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def as_user(python: str, home: Path, script: str) -> subprocess.CompletedProcess[str]:
+def as_user(python: str, home: Path, script: str) -> list[str]:
+    """The lines that the script prints; the user's directory is removed."""
     user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     done: subprocess.CompletedProcess[str] = subprocess.run(
         [python, "-I", "-S", "-c", PRELUDE + textwrap.dedent(script), str(home / "sandboxd"), str(home)],
@@ -76,15 +86,15 @@ def as_user(python: str, home: Path, script: str) -> subprocess.CompletedProcess
         timeout=60,
         **user,  # type: ignore[call-overload]
     )
-    return done
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(home)
+    return done.stdout.splitlines()
 
 
 def test_an_ordinary_user_makes_sandboxes(python: str, home: Path) -> None:
     script = """
     async def main():
-        backend = NamespaceBackend(Path(sys.argv[2]) / "state")
-        await backend.open()
-        try:
+        async with opened() as backend:
             limits = Limits(pids=12, memory_bytes=256 << 20)
             box = await backend.create("one", Template("t", limits=limits))
             print((await run(box, b"id", b"-u"))[0])
@@ -97,14 +107,10 @@ def test_an_ordinary_user_makes_sandboxes(python: str, home: Path) -> None:
             output, end = await run(box, b"sh", b"-c", b"for n in $(seq 40); do sleep 1 & done; wait")
             print(b"fork" in output.lower(), sorted(backend.capabilities().enforced_limits))
             await box.ping()
-        finally:
-            await backend.close()
         print((Path(sys.argv[2]) / "state").exists())
     asyncio.run(main())
     """
-    done = as_user(python, home, script)
-    assert done.returncode == 0, done.stderr
-    uid, capabilities, unshared, own, others, bomb, left = done.stdout.splitlines()
+    uid, capabilities, unshared, own, others, bomb, left = as_user(python, home, script)
     assert [own, others] == ["b'1\\n'", "b'0\\n'"]
     assert uid == "b'1000\\n'"
     assert capabilities == str([b"0" * 16] * 5)
@@ -112,7 +118,6 @@ def test_an_ordinary_user_makes_sandboxes(python: str, home: Path) -> None:
     assert bomb.startswith("True [")
     assert "'pids'" in bomb
     assert left == "False"
-    shutil.rmtree(home)
 
 
 def test_an_ordinary_user_imports_forks_and_removes(python: str, home: Path) -> None:
@@ -125,9 +130,7 @@ def test_an_ordinary_user_imports_forks_and_removes(python: str, home: Path) -> 
         home = Path(sys.argv[2])
         store = ImageStore(home / "images")
         image = await import_image(store, str(home / "t.tar"), "t", print)
-        backend = NamespaceBackend(home / "state", NamespaceOptions(images_dir=store.root))
-        await backend.open()
-        try:
+        async with opened(NamespaceOptions(images_dir=store.root)) as backend:
             for name in (None, "t"):
                 template = Template("t", image=name)
                 box = await backend.create("one", template)
@@ -139,8 +142,6 @@ def test_an_ordinary_user_imports_forks_and_removes(python: str, home: Path) -> 
                 for sandbox in ("one", "two"):
                     await backend.destroy(sandbox)
                 await backend.prune("b")
-        finally:
-            await backend.close()
         for name in ("t", "kept"):
             store.forget(name)
         print(store.collect(), len(list(store.layers.iterdir())), (home / "state").exists())
@@ -148,12 +149,9 @@ def test_an_ordinary_user_imports_forks_and_removes(python: str, home: Path) -> 
     """
     closed = directory("closed", mode=0o555)
     (home / "t.tar").write_bytes(tar(*host_programs(), closed, entry("closed/file", b"x", mode=0)))
-    done = as_user(python, home, script)
-    assert done.returncode == 0, done.stderr
-    *_, first, second, end = done.stdout.splitlines()
+    *_, first, second, end = as_user(python, home, script)
     assert first == second == "[b'----------']"
     assert end == "5 0 False"
-    shutil.rmtree(home)
 
 
 def test_an_ordinary_user_starts_anew_after_a_launcher_that_was_killed(python: str, home: Path) -> None:
@@ -162,24 +160,17 @@ def test_an_ordinary_user_starts_anew_after_a_launcher_that_was_killed(python: s
     import os, signal
 
     async def main():
-        backend = NamespaceBackend(Path(sys.argv[2]) / "state")
-        await backend.open()
-        try:
+        async with opened() as backend:
             box = await backend.create("one", Template("t"))
             await run(box, b"sh", b"-c", b"mkdir -p d/e/f; echo x >d/g; chmod 0 d/e/f d/g; chmod 555 d/e d")
             os.kill(backend.launcher_pid, signal.SIGKILL)
             await box.wait_lost()
             await backend.destroy("one")
             print((await run(await backend.create("two", Template("t")), b"echo", b"again"))[0])
-        finally:
-            await backend.close()
         print((Path(sys.argv[2]) / "state").exists())
     asyncio.run(main())
     """
-    done = as_user(python, home, script)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["b'again\\n'", "False"]
-    shutil.rmtree(home)
+    assert as_user(python, home, script) == ["b'again\\n'", "False"]
 
 
 def test_where_user_namespaces_are_forbidden_it_says_what_to_do(tmp_path: Path) -> None:
