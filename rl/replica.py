@@ -43,6 +43,7 @@ class Life:
         """What the call returns; GeneratorDead once the generator is dead, whatever the call waits for."""
         calling = asyncio.ensure_future(call)
         self._calls.add(calling)
+        calling.add_done_callback(self._ended)
         try:
             await asyncio.wait((calling, self.death), return_when=asyncio.FIRST_COMPLETED)
             if calling.done():
@@ -51,9 +52,11 @@ class Life:
         finally:
             calling.cancel()
             await asyncio.wait((calling,))
-            if not calling.cancelled():
-                calling.exception()  # heard of: the death came first
-            self._calls.discard(calling)
+
+    def _ended(self, calling: asyncio.Future[Any]) -> None:
+        self._calls.discard(calling)
+        if not calling.cancelled():
+            calling.exception()  # heard of: the death may have come first
 
     async def over(self) -> None:
         """Waits until no call is left: a generator may not be closed under one."""

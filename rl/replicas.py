@@ -208,16 +208,18 @@ class Replicas:
             await self._tend(replica, life)
         finally:
             watching.cancel()
-            await asyncio.wait((watching,))
-            if not watching.cancelled() and (defect := watching.exception()) is not None:
-                self.fail(defect)
             replica.lose(life, f"generator {replica.number} is being closed")
             replica.life = None
-            await life.over()
-            stats = life.generator.stats()
-            self._past.append(stats)
-            if stats.finished:
-                replica.failures = 0
+            try:
+                await asyncio.wait((watching,))
+                if not watching.cancelled() and (defect := watching.exception()) is not None:
+                    self.fail(defect)
+                await life.over()
+            finally:
+                stats = life.generator.stats()
+                self._past.append(stats)
+                if stats.finished:
+                    replica.failures = 0
 
     async def _watch(self, replica: Replica, life: Life) -> None:
         """Gives its generator up once it hangs."""

@@ -197,5 +197,7 @@ async def start_trainer(log_path: Path, python: str = sys.executable) -> AsyncIt
     try:
         yield trainer
     finally:
-        await asyncio.shield(trainer.stop())
-        await reading
+        try:
+            await asyncio.shield(trainer.stop())
+        finally:
+            await reading

@@ -108,6 +108,25 @@ def _raises(node: ast.ExceptHandler) -> bool:
     )
 
 
+def test_a_second_cancellation_skips_nothing() -> None:
+    """In a `finally` it ends the first await: whatever must follow one stands in a `finally` of its own."""
+    skipped = [
+        f"{relative(path)}:{step.lineno}"
+        for path in sources("sandboxd", "rl")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Try)
+        for step in node.finalbody[:-1]
+        if _waits(step)
+    ]
+    assert skipped == []
+
+
+def _waits(step: ast.stmt) -> bool:
+    if isinstance(step, ast.Try) and step.finalbody:
+        return any(map(_waits, step.finalbody))
+    return any(isinstance(each, ast.Await | ast.AsyncFor | ast.AsyncWith) for each in ast.walk(step))
+
+
 def test_nothing_is_mocked_or_patched() -> None:
     word = re.compile(r"\b(unittest\.mock|MagicMock|AsyncMock|Mock\(|mock\.|monkeypatch\.setattr|patch\()")
     found = [

@@ -328,5 +328,7 @@ async def open_server(
             await generator.connect()
             yield generator
         finally:
-            await generator.settled()
-            channel.forget(calls)
+            try:
+                await generator.settled()
+            finally:
+                channel.forget(calls)

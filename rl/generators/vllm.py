@@ -202,9 +202,10 @@ class VllmGenerator:
         if segment is not None and segment != self._segment:
             await engine.collective_rpc("take_from", kwargs={"segment_path": str(path)})
             self._segment = segment
-        await engine.pause_generation(mode="keep", clear_cache=False)
-        stopped = time.monotonic()
+        stopped = None
         try:
+            await engine.pause_generation(mode="keep", clear_cache=False)
+            stopped = time.monotonic()
             if segment is None:
                 paths = {"weights_path": str(path), "base_path": str(self._settings.model)}
                 await engine.collective_rpc("reload_all_weights", kwargs=paths)
@@ -212,8 +213,12 @@ class VllmGenerator:
             else:
                 await self._transfer(engine, version)
         finally:
-            await engine.resume_generation()
-            self._paused_seconds += time.monotonic() - stopped
+            try:
+                # Shielded: a pause that outlives its update stops every request for ever.
+                await asyncio.shield(engine.resume_generation())
+            finally:
+                if stopped is not None:
+                    self._paused_seconds += time.monotonic() - stopped
 
     async def _transfer(self, engine: AsyncLLM, version: int) -> None:
         """vLLM's own sequence of calls, which ends by setting the version."""

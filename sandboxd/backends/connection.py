@@ -93,7 +93,7 @@ class GuestConnection:
                 if feeder is not None:
                     feeder.cancel()
                     await asyncio.wait([feeder])
-                if execution.over:
+                elif execution.over:
                     self._keep(channel)
 
     def _first(self, command: Command) -> bytes:

@@ -67,12 +67,15 @@ class EngineExec:
             return await asyncio.shield(printing)
         finally:
             feeding.cancel()
-            await asyncio.wait({feeding})
-            self.end_input()
-            await asyncio.wait({printing}, timeout=ENDING_S)
-            printing.cancel()
-            await asyncio.wait({printing})
-            self.close()
+            try:
+                await asyncio.wait({feeding})
+                self.end_input()
+                await asyncio.wait({printing}, timeout=ENDING_S)
+                printing.cancel()
+                await asyncio.wait({printing})
+            finally:
+                printing.cancel()
+                self.close()
 
     async def _feed_all(self, data: AsyncIterator[bytes]) -> None:
         async for piece in data:

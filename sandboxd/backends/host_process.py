@@ -157,8 +157,10 @@ class HostProcess:
         finally:
             self.kill_tree()
             task.cancel()
-            await asyncio.wait([task])
-            self.input.close()
+            try:
+                await asyncio.wait([task])
+            finally:
+                self.input.close()
 
     async def _run(self, queue: asyncio.Queue[Event]) -> None:
         begin = time.monotonic()

@@ -175,9 +175,11 @@ async def _running(target: Target, options: PoolOptions, result: Result) -> Asyn
                 await _filled(opened, options.warm)
             yield opened
         finally:
-            if raised:
-                await client.update_pool(target.pool, warm=stats.warm_target)
-            result.leaked = {"leases": await _left(opened)}
+            try:
+                if raised:
+                    await client.update_pool(target.pool, warm=stats.warm_target)
+            finally:
+                result.leaked = {"leases": await _left(opened)}
 
 
 async def _filled(opened: Session, warm: int, *, patient: bool = False) -> None:

@@ -271,6 +271,35 @@ def test_a_request_that_kills_every_generator_is_given_up_alone() -> None:
     play(stage, body, patience=Patience(starts=9, pause_seconds=0.0))
 
 
+def test_a_generator_is_closed_also_after_a_request_that_was_cancelled_twice() -> None:
+    """Once to end it, and once more while what it waits for had not ended yet."""
+    begun, cut, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Reluctant(FakeGenerator):
+        async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
+            begun.set()
+            try:
+                return await asyncio.Future()
+            finally:
+                cut.set()
+                await gate.wait()
+
+    stage = Stage(lambda place, number: {"kind": Reluctant})
+
+    async def body(replicas: Replicas) -> None:
+        drawing = asyncio.ensure_future(replicas.generate(PROMPT, SAMPLING))
+        await begun.wait()
+        drawing.cancel()
+        await cut.wait()
+        drawing.cancel()
+        await asyncio.wait((drawing,))
+        assert (drawing.cancelled(), stage.closed) == (True, 0)
+        gate.set()
+
+    play(stage, body, count=1)
+    assert stage.closed == 1
+
+
 def test_a_defect_in_a_generators_opening_reaches_whoever_waits() -> None:
     def options(place: int, number: int) -> dict[str, Any]:
         raise ZeroDivisionError("a defect")
