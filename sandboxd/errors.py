@@ -70,6 +70,8 @@ class SandboxdError(Exception):
         retry_after: float | None = None,
         metadata: dict[str, str] | None = None,
     ) -> None:
+        if "\n" in message:  # Another program's words may have many lines, an error has one.
+            message = " ".join(message.split())
         super().__init__(message)
         self.message = message
         self.phase = phase or self.default_phase

@@ -40,14 +40,14 @@ class Limit:
 
     def wanted(self, demands: Iterable[Demand]) -> int:
         """The value that would carry all the ceilings."""
-        return self.spent + sum(demand.count * self.need[demand.backend] for demand in demands)
+        return self.spent + sum(demand.count * self.need[demand.kind] for demand in demands)
 
     def level(self, demands: Sequence[Demand]) -> int:
         """The height to which pools are cut so that all fit."""
         low, high = 0, max((demand.count for demand in demands), default=0)
         while low < high:
             middle = (low + high + 1) // 2
-            used = sum(min(demand.count, middle) * self.need[demand.backend] for demand in demands)
+            used = sum(min(demand.count, middle) * self.need[demand.kind] for demand in demands)
             low, high = (middle, high) if used <= self.room else (low, middle - 1)
         return low
 
@@ -152,7 +152,7 @@ def shares(bounds: Sequence[Limit], demands: Sequence[Demand]) -> dict[str, Shar
     for limit in bounds:
         level = max(1, limit.level(demands))
         for demand in demands:
-            if limit.need[demand.backend] and level < given[demand.pool].count:
+            if limit.need[demand.kind] and level < given[demand.pool].count:
                 given[demand.pool] = Share(level, limit)
     return given
 
@@ -162,14 +162,14 @@ class Capacity:
 
     def __init__(self, bounds: Sequence[Limit], demands: Sequence[Demand]) -> None:
         self._bounds = bounds
-        self.backends = {demand.pool: demand.backend for demand in demands}
+        self.kinds = {demand.pool: demand.kind for demand in demands}
         self.shares = shares(bounds, demands)
 
     def resize(self, pool: str, wanted: int) -> Share:
         """Gives `pool` up to `wanted` sandboxes of what the others leave, and at least one."""
         share = Share(wanted)
         for limit in self._bounds:
-            need = limit.need[self.backends[pool]]
+            need = limit.need[self.kinds[pool]]
             if need and (fitting := max(1, (limit.room - self._others(pool, limit)) // need)) < share.count:
                 share = Share(fitting, limit)
         self.shares[pool] = share
@@ -177,7 +177,5 @@ class Capacity:
 
     def _others(self, pool: str, limit: Limit) -> int:
         return sum(
-            share.count * limit.need[self.backends[name]]
-            for name, share in self.shares.items()
-            if name != pool
+            share.count * limit.need[self.kinds[name]] for name, share in self.shares.items() if name != pool
         )

@@ -30,7 +30,7 @@ def _applies(limit: Limit, facts: Facts, demands: Sequence[Demand]) -> bool:
     """A control group without a limit of its own is no news."""
     if limit.check == "cgroup_pids" and limit.value is None:
         return facts.groups.version > 0 and bool(facts.groups.pids_group)
-    return any(limit.need[demand.backend] for demand in demands) or limit.check == "user_namespaces"
+    return any(limit.need[demand.kind] for demand in demands) or limit.check == "user_namespaces"
 
 
 def _bound(limit: Limit, demands: Sequence[Demand]) -> Finding:
@@ -126,4 +126,4 @@ DOCKER_ROOT = "docker root"
 
 
 def _sum(need: needs.Need, demands: Sequence[Demand]) -> int:
-    return sum(demand.count * need[demand.backend] for demand in demands)
+    return sum(demand.count * need[demand.kind] for demand in demands)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sandboxd.doctor import needs
+
 # Stands for every limit that is none: larger than any number that a kernel counts to.
 UNLIMITED = 1 << 62
 
@@ -20,6 +22,12 @@ class Demand:
     memory_bytes: int | None = 512 << 20
     image: str | None = None
     runtime: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What `needs` tells sandboxes apart by: the backend, and the runtime that takes more than others."""
+        runsc = self.backend == "docker" and self.runtime == "runsc"
+        return needs.RUNSC if runsc else self.backend
 
 
 @dataclass(frozen=True, slots=True)

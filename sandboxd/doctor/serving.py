@@ -50,7 +50,7 @@ class Carried:
                 share.count,
                 share.limit.title,
                 share.limit.value,
-                share.limit.need[self._capacity.backends[name]],
+                share.limit.need[self._capacity.kinds[name]],
             )
 
 

@@ -109,6 +109,17 @@ def test_containers_mount_in_the_hosts_own_namespace() -> None:
     assert shares(limits(facts), [POOL])["python"].count == N
 
 
+def test_a_kernel_for_each_container_takes_more_process_numbers() -> None:
+    """480 of gVisor's on 32,768 numbers had the Engine itself fail, which took all of them with it."""
+    facts = replace(ROOMY, sysctl={**SYSCTL, "kernel.pid_max": 32768})
+    gvisor = replace(CONTAINERS, count=480, runtime="runsc")
+    share = shares(limits(facts), [gvisor])["boxes"]
+    assert (share.limit and share.limit.check) == "pid_max"
+    assert 300 < share.count < 400
+    others = replace(gvisor, runtime="runc")
+    assert shares(limits(facts), [others])["boxes"].count == 480
+
+
 COMFORT = [
     ("nr_open", less(fs__nr_open=1024)),
     ("inotify_instances", less(fs__inotify__max_user_instances=128)),

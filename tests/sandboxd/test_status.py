@@ -28,6 +28,11 @@ def test_every_error_has_a_code_and_every_reason_a_class() -> None:
     assert named == set(CLASSES)
 
 
+def test_an_error_has_one_line_whatever_another_program_said() -> None:
+    said = "the Engine refused it: exit status 2\n\nrax    0x0\r\nrbx    0x7ac3\n"
+    assert errors.StartFailed(said).message == "the Engine refused it: exit status 2 rax 0x0 rbx 0x7ac3"
+
+
 @pytest.mark.parametrize("kind", sorted(CODES, key=lambda kind: kind.reason), ids=lambda kind: kind.reason)
 def test_an_error_survives_the_wire(kind: type[errors.SandboxdError]) -> None:
     sent = kind("what happened", phase=errors.Phase.EXEC, retry_after=1.5, metadata={"log": "last line"})
