@@ -34,8 +34,7 @@ def _docker_is_missing() -> str | None:
         engine = Engine()
         try:
             await engine.open()
-            for image in (PYTHON_IMAGE, BUSYBOX_IMAGE):
-                await engine.call(lambda api, name=image: api.inspect_image(name))
+            await engine.call(lambda api: [api.inspect_image(name) for name in (PYTHON_IMAGE, BUSYBOX_IMAGE)])
         except BackendUnavailable as error:
             return error.message
         except docker.errors.NotFound as error:
@@ -85,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For `pytest -n 2`: each part of the suite is one worker's; who is done takes the next."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class Parts(LoadScopeScheduling):
+    class Parts(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return part_of(ROOT / nodeid.partition("::")[0])
 

@@ -128,8 +128,10 @@ def test_the_daemons_layers() -> None:
 
 
 def test_pure_modules_import_no_one_who_waits() -> None:
-    pure = ("errors", "types", "ledger", "leases", "lines", "queueing", "rates")
-    pure += ("pacing", "slots", "sizing", "health", "start_times", "announcements", "care", "bounds")
+    pure = (
+        *("errors", "types", "ledger", "leases", "lines", "queueing", "rates"),
+        *("pacing", "slots", "sizing", "health", "start_times", "announcements", "care", "bounds"),
+    )
     allowed = {"sandboxd", *(f"sandboxd.{name}" for name in pure)}
     for name in pure:
         path = ROOT / "sandboxd" / f"{name}.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,11 +26,12 @@ from rl.plan import Parts, Plan
 from rl.player import Player
 from rl.policies import QueueRules, build_policy
 from rl.rollout import Limits, Rollout, Sandboxes
-from rl.tasks import Sums, TaskSource
+from rl.tasks import TaskSource
+from rl.tasks.sums import Sums
 from rl.types import Batch, Task
 from rl.weights import Publisher
 from sandboxd import ExecResult
-from sandboxd.errors import SandboxLost
+from sandboxd.errors import FileNotFound, SandboxLost
 from sandboxd.types import ExitReason
 
 SOURCE = TaskSource([Sums()])
@@ -65,7 +65,17 @@ class Counting:
         self.given = state["given"]
 
 
-class AddingBox:
+class WithoutFiles:
+    """A sandbox in which no file is."""
+
+    async def read_file(self, path: str) -> bytes:
+        raise FileNotFound(path)
+
+    async def write_file(self, path: str, data: bytes) -> int:
+        raise FileNotFound(path)
+
+
+class AddingBox(WithoutFiles):
     """Runs `print(a+b+…)`, unless `fate` raises."""
 
     def __init__(self, fate: Callable[[], None]) -> None:
@@ -74,7 +84,7 @@ class AddingBox:
     async def exec(self, argv: Sequence[str], *, timeout: float, output_limit: int) -> ExecResult:
         self._fate()
         code = argv[-1].strip().removeprefix("print(").removesuffix(")")
-        return ExecResult(ExitReason.EXITED, 0, None, f"{add(code)}\n".encode(), b"", 0.0, 0.0, "")
+        return ExecResult(ExitReason.EXITED, 0, 0, f"{add(code)}\n".encode(), b"", 0.0, 0.0, "")
 
 
 class AddingSandboxes:
@@ -105,9 +115,10 @@ def add(expression: str) -> int:
 
     def value(node: ast.expr) -> int:
         if isinstance(node, ast.BinOp):
-            return operator.add(value(node.left), value(node.right))
+            return value(node.left) + value(node.right)
         assert isinstance(node, ast.Constant)
-        return int(node.value)
+        assert isinstance(node.value, int)
+        return node.value
 
     return value(ast.parse(expression, mode="eval").body)
 

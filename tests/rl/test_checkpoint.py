@@ -19,7 +19,8 @@ from rl.curriculum import SolveRateBands
 from rl.errors import CheckpointFailed, ConfigError, TrainerDead
 from rl.fakes import FakeTrainer
 from rl.ledger import Ledger
-from rl.tasks import Sums, TaskSource
+from rl.tasks import TaskSource
+from rl.tasks.sums import Sums
 from rl.trainer import TorchTrainer
 from rl.types import Task
 from rl.weights import PREFIX, weights_directory

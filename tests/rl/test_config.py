@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -80,8 +81,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    values = [getattr(Config(), name) for name in Config.model_fields]
-    for section in (Config, *(type(value) for value in values if isinstance(value, BaseModel))):
+    values: list[Any] = [getattr(Config(), name) for name in Config.model_fields]
+    sections: list[type[BaseModel]] = [type(value) for value in values if isinstance(value, BaseModel)]
+    sections.append(Config)
+    for section in sections:
         lines = inspect.getsource(section).splitlines()
         for name in section.model_fields:
             if isinstance(section.model_fields[name].default, BaseModel) or name == "sandboxes":

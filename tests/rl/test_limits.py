@@ -262,7 +262,12 @@ def test_blocking_code_in_the_sandbox_leaves_the_event_loop_alone(tmp_path: Path
 
 def test_code_in_the_sandbox_that_blocks_for_good_takes_no_other_with_it(tmp_path: Path) -> None:
     never, blocks = threading.Event(), threading.Event()
-    family = Written(judge=lambda: blocks.set() or never.wait(60))
+
+    def judge() -> bool:
+        blocks.set()
+        return never.wait(60)
+
+    family = Written(judge=judge)
     source = TaskSource([family])
 
     async def body() -> Episode:

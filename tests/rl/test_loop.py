@@ -181,8 +181,11 @@ def test_a_feed_that_returns_early_is_an_error(tmp_path: Path) -> None:
     async def returns() -> None:
         return
 
+    async def never() -> None:
+        await asyncio.Event().wait()
+
     async def body() -> None:
-        consumer = asyncio.ensure_future(asyncio.Event().wait())
+        consumer = asyncio.ensure_future(never())
         try:
             with pytest.raises(StarvedError, match="feed ended at step 0 of 4"):
                 await rig.loop.outlive(returns(), consumer)

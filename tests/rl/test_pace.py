@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rl.generator import GeneratorStats
 from rl.generators.fake import ByteTokenizer, FakeGenerator, sums_reply
@@ -24,17 +25,15 @@ from tests.rl.harness import AddingSandboxes, Rig
 from tests.sandboxd.conftest import daemon_process
 from tests.source_tree import ROOT
 
-POOL = PoolStats(
-    **dict.fromkeys(
-        (
-            *("warm_target", "size_limit", "starting", "warm", "active", "waiting", "deleting"),
-            *("acquired_total", "released_total", "expired_total", "lost_total", "started_total"),
-            "start_failures_total",
-        ),
-        0,
+COUNTS: dict[str, Any] = dict.fromkeys(
+    (
+        *("warm_target", "size_limit", "starting", "warm", "active", "waiting", "deleting"),
+        *("acquired_total", "released_total", "expired_total", "lost_total", "started_total"),
+        "start_failures_total",
     ),
-    start_seconds=None,
+    0,
 )
+POOL = PoolStats(**COUNTS, start_seconds=None)
 
 
 class Scripted:

@@ -20,6 +20,7 @@ from sandboxd import ExecResult, wire
 from sandboxd.errors import LeaseExpired, Phase, PoolNotFound, SandboxdError, SandboxLost, StartFailed
 from sandboxd.types import ExitReason
 from sandboxd.v1 import sandbox_service_pb2 as pb
+from tests.rl.harness import WithoutFiles
 
 TASK = Task("sums/0/1", "sums", 0, "What is 19 + 23?", "42")
 LIMITS = Limits(max_turns=3, turn_tokens=200, context_tokens=4000)
@@ -63,7 +64,7 @@ class Recorder:
 Result = ExecResult | SandboxdError
 
 
-class Scripted:
+class Scripted(WithoutFiles):
     """Sandboxes whose commands end as `results` say, in order; `start` is what an acquire raises."""
 
     def __init__(self, *results: Result, start: SandboxdError | None = None) -> None:

@@ -124,8 +124,8 @@ def test_nothing_is_ever_evicted_whatever_order_groups_finish_in(
     training: int = 0
 
     def standing() -> Standing:
-        groups = [[Candidate(*item) for item in held.items()] for held in (running, done)]
-        return Standing(*groups, training)
+        waiting, ready = ([Candidate(*item) for item in held.items()] for held in (running, done))
+        return Standing(waiting, ready, training)
 
     while version < 30:
         choice = rng.random()

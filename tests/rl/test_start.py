@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from rl.progress import Progress
 from rl.run import task_source
 from rl.session import Session
 from rl.start import Start, find_start
-from rl.tasks import Sums, TaskSource
+from rl.tasks import TaskSource
+from rl.tasks.sums import Sums
 
 
 def config(path: Path) -> Config:
@@ -40,12 +42,15 @@ def test_a_run_that_saved_nothing_yet_begins_anew(tmp_path: Path) -> None:
     assert (tmp_path / "r.old-1" / "metrics.jsonl").exists()
 
 
+def state_at(step: int) -> Callable[[int], LoopState]:
+    return lambda _: LoopState(step, step, {})
+
+
 def test_a_resumed_run_begins_at_its_newest_checkpoint_and_clears_up(tmp_path: Path) -> None:
     find_start(config(tmp_path), resume=False)
     place = tmp_path / "r" / "checkpoints"
     for step in (9, 10):
-        state = LoopState(step, step, {})
-        asyncio.run(write_checkpoint(place, FakeTrainer(), lambda _, state=state: state))
+        asyncio.run(write_checkpoint(place, FakeTrainer(), state_at(step)))
     (place / ".partial").mkdir()
     start = find_start(config(tmp_path), resume=True)
     assert start.state == LoopState(10, 10, {})

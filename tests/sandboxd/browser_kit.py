@@ -76,7 +76,8 @@ class Tab:
 
     async def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._ids)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
         message = {"id": number, "method": method, "params": parameters, "sessionId": self._session}
         await self._socket.send_json(message)
         async with asyncio.timeout(30):

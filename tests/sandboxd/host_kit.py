@@ -77,7 +77,7 @@ def engine(at_once: int, now: float) -> float:
     """As the Docker Engine on two cores: best at 3, worse beyond (measured 8.4, 5.1, 4.8, 4.8, 5.0 s for 48
     at 1, 2, 4, 8, 16 at once), here with a steeper fall.
     """
-    return {1: 5.7, 2: 9.4, 3: 10.0, 4: 10.0}.get(at_once, 10.0 * (4 / at_once) ** 0.6)
+    return {1: 5.7, 2: 9.4, 3: 10.0, 4: 10.0}.get(at_once, 10.0 * float((4 / at_once) ** 0.6))
 
 
 def waiting(at_once: int, now: float) -> float:

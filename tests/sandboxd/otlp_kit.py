@@ -48,9 +48,9 @@ class Collector(
                     self.spans += [span for scope in of_resource.scope_spans for span in scope.spans]
                 answer: Any = trace_pb.ExportTraceServiceResponse()
             case metrics_pb.ExportMetricsServiceRequest():
-                for of_resource in request.resource_metrics:
-                    for scope in of_resource.scope_metrics:
-                        self.metrics |= {metric.name: metric for metric in scope.metrics}
+                for measured in request.resource_metrics:
+                    for group in measured.scope_metrics:
+                        self.metrics |= {metric.name: metric for metric in group.metrics}
                 answer = metrics_pb.ExportMetricsServiceResponse()
             case _:
                 for of_resource in request.resource_logs:

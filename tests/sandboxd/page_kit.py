@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -58,7 +58,7 @@ async def stream(session: aiohttp.ClientSession) -> AsyncIterator[AsyncIterator[
     async with session.get("/events", read_bufsize=LONGEST_BYTES) as reply:
         assert reply.status == 200
 
-        async def states() -> AsyncIterator[State]:
+        async def states() -> AsyncGenerator[State, None]:
             state = State()
             async for line in reply.content:
                 if line.startswith(b"data: "):

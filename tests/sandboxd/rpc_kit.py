@@ -65,6 +65,7 @@ def _scalar(field: FieldDescriptor, resource: str) -> st.SearchStrategy[Any]:
         case FieldDescriptor.CPPTYPE_BOOL:
             return st.booleans()
         case FieldDescriptor.CPPTYPE_ENUM:
+            assert field.enum_type is not None
             return st.sampled_from([*field.enum_type.values_by_number, 99, -1])
         case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
             return st.sampled_from([0.0, 1.5, -1.0, float("inf"), float("nan")])
@@ -81,10 +82,11 @@ def _value(field: FieldDescriptor, resource: str) -> st.SearchStrategy[Any]:
 @st.composite
 def messages(draw: st.DrawFn, kind: Descriptor, resource: str) -> Message:
     """One of this kind, about `resource` where it names one of any kind."""
-    message: Any = message_factory.GetMessageClass(kind)()
+    made = message_factory.GetMessageClass(kind)()
+    message: Any = made
     if kind.full_name in ("google.protobuf.Duration", "google.protobuf.Timestamp"):
         message.seconds, message.nanos = draw(SECONDS), draw(NANOS)
-        return message
+        return made
     for field in kind.fields:
         if field.name not in ("name", "pool", "argv") and draw(st.integers(0, 2)) == 0:
             continue
@@ -98,7 +100,7 @@ def messages(draw: st.DrawFn, kind: Descriptor, resource: str) -> Message:
             getattr(message, field.name).CopyFrom(draw(_value(field, resource)))
         else:
             setattr(message, field.name, draw(_scalar(field, resource)))
-    return message
+    return made
 
 
 def requests(method: MethodDescriptor) -> st.SearchStrategy[list[Message]]:

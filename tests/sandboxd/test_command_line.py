@@ -110,7 +110,7 @@ def documented() -> dict[str, set[str]]:
     """The keys of each command by docs/commands.md."""
     page = (ROOT / "docs" / "commands.md").read_text()
     rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \| (.*) \|$", page, re.MULTILINE)
-    keys = {}
+    keys: dict[str, set[str]] = {}
     for command, cell in rows:
         same = re.match(r"as of `([^`]+)`$", cell)
         plain = re.sub(r"\([^)]*\)", "", cell)

@@ -71,7 +71,11 @@ def test_each_step_comes_when_it_is_safe() -> None:
     steps = unfolded(confinement(), order(limits=LIMITS))
     done = names(steps)
     assert done[0] == "open", "first what a failure is written to"
-    first, last = done.index, (lambda name: len(done) - 1 - done[::-1].index(name))
+    first = done.index
+
+    def last(name: str) -> int:
+        return len(done) - 1 - done[::-1].index(name)
+
     assert first("unshare") < first("mount")
     move = steps.index(("mount", ".", "/", "", sys.MS_MOVE, ""))
     assert last("mount") == move, "nothing is mounted any more once the root is in place"

@@ -11,12 +11,13 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from sandboxd import Client, errors
+from sandboxd import Box, Client, errors
 from sandboxd.availability import Availability, Looks
 from sandboxd.backends.docker import DockerBackend
 from sandboxd.backends.docker_images import LABEL
@@ -209,7 +210,7 @@ async def test_health_is_of_the_backend_alone(tmp_path: Path, docker_python_imag
             assert await process.wait() == 0
 
 
-async def _acquired(client: Client) -> object:
+async def _acquired(client: Client) -> Box:
     await client.acquire("box", timeout=30)
     return await client.acquire("box", timeout=30)
 
@@ -218,7 +219,8 @@ async def _health(client: Client, service: str, status: str) -> bool:
     """True once it is so; the answers are watched."""
     wanted = health_pb2.HealthCheckResponse.ServingStatus.Value(status)
     async with asyncio.timeout(30), grpc.aio.insecure_channel(client.address) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=service))
         async for told in watch:
             if told.status == wanted:
                 return True

@@ -135,7 +135,7 @@ def test_version_1_limits_are_those_of_the_group_with_the_least_room(host: Host)
     host.write(f"{memory}/user/memory.stat", "cache 200\ntotal_inactive_file 150\n")
     (host.root / "sys/fs/cgroup/cpu,cpuacct").mkdir()
     groups = host.read().groups
-    assert (groups.version, groups.enforced) == (1, {"cpu", "memory", "pids"})
+    assert (groups.version, groups.enforced) == (1, frozenset({"cpu", "memory", "pids"}))
     assert (groups.pids_max, groups.pids_now, groups.pids_group) == (700, 100, "/sys/fs/cgroup/pids/user")
     assert groups.memory_room == 550
     share = shares(limits(host.read()), [POOL])["python"]
@@ -154,7 +154,7 @@ def test_version_2_hands_on_from_a_group_without_processes(host: Host) -> None:
     host.write(f"{scope}/cgroup.controllers", "memory\n").write(f"{scope}/cgroup.procs", "7\n")
     host.write(f"{scope}/cgroup.subtree_control", "").write(f"{scope}/pids.max", "40\n")
     groups = host.read().groups
-    assert (groups.version, groups.enforced) == (2, {"memory", "pids"})
+    assert (groups.version, groups.enforced) == (2, frozenset({"memory", "pids"}))
     assert (groups.pids_max, groups.pids_group) == (40, f"/{scope}")
     assert groups.memory_room is None
 

@@ -9,8 +9,9 @@ import pty
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -66,7 +67,8 @@ async def expiry(client: Client) -> float | None:
 async def health(client: Client, service: str = "") -> int:
     async with grpc.aio.insecure_channel(client.address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
-        return int((await health_pb2_grpc.HealthStub(channel).Check(request)).status)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        return int((await stub.Check(request)).status)
 
 
 async def test_leases_go_on_and_new_work_is_refused(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ async def test_what_has_not_ended_in_time_is_reclaimed_and_its_holder_hears_so(t
     assert "1 leases had not ended after 0.5 s" in (tmp_path / "log").read_text()
 
 
-async def _sleeping(box: Box) -> AsyncGenerator[Event, None]:
+async def _sleeping(box: Box) -> AsyncIterator[Event]:
     """What a command tells that runs by now, and that tells no more before it ends."""
     events = box.stream(["sh", "-c", "echo; exec sleep 100"])
     assert isinstance(await anext(events), Started)

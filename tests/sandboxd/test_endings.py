@@ -112,7 +112,7 @@ PHASES = (
 
 def settings(directory: str, backend: str, fault: str) -> str:
     lines = [f"faults = {[fault] if fault else []}", "drain_seconds = 0.2"]
-    pools = {}
+    pools: dict[str, str] = {}
     for phase in PHASES:
         if phase.fault == fault and backend in phase.backends:
             pools |= {f"{phase}-{ending}": phase.pool or "warm = 0" for ending in (*ENDINGS, "terminated")}
@@ -308,7 +308,8 @@ class Daemons:
             directory = self._directories("e")
             text = settings(str(directory), backend, fault)
             served = self._served[backend, fault] = Served(directory, text)
-            cells = [row for row in ROWS if row[0] and row[0].fault == fault and backend in row[0].backends]
+            phases = [phase for phase in PHASES if phase.fault == fault and backend in phase.backends]
+            cells = [(phase, ending) for phase in phases for ending in ENDINGS]
             self._ended[backend, fault] = await played(served, cells)
         return self._served[backend, fault]
 

@@ -382,7 +382,7 @@ def test_named_requests_come_out_as_they_went_in(
 @given(st.integers(1, 400), st.lists(st.tuples(st.integers(0, 3), st.binary(min_size=1, max_size=150))))
 def test_a_replay_holds_the_last_bytes_at_their_offsets(limit: int, added: list[tuple[int, bytes]]) -> None:
     """Against a dictionary of all bytes by their offsets; the first number of a pair is a hole before it."""
-    replay, all_bytes = Replay(limit), {}
+    replay, all_bytes = Replay(limit), dict[int, int]()
     for hole, data in added:
         offset = replay.end + hole
         replay.add(offset, data)
@@ -391,7 +391,7 @@ def test_a_replay_holds_the_last_bytes_at_their_offsets(limit: int, added: list[
     assert replay.held == len(kept)
     assert (replay.begin, replay.end) == ((kept[0], kept[-1] + 1) if kept else (0, 0))
     for start in (0, replay.begin, replay.begin + 1, replay.end - 1, replay.end):
-        seen, position = {}, max(start, 0)
+        seen, position = dict[int, int](), max(start, 0)
         while (found := replay.after(position)) is not None:
             assert found[1]
             assert found[0] >= position

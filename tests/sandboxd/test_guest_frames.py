@@ -116,7 +116,7 @@ def test_a_connection_serves_one_operation_after_the_other(path: Path) -> None:
     ]
     for frames, end in asked:
         raw.send(frames)
-        kinds = []
+        kinds: list[int] = []
         while not kinds or kinds[-1] != end:
             found = raw.frame()
             assert found is not None, (frames, kinds)

@@ -124,11 +124,17 @@ def test_what_is_left_is_removed_and_nothing_that_its_links_name(tmp_path: Path)
 
 def test_a_descriptor_that_could_not_be_taken_is_not_the_starters_end() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    loop, heard = Loop(), []
+    loop = Loop()
+    heard: list[str | tuple[int, int]] = []
+
+    def ended(pid: int, status: int) -> None:
+        heard.append((pid, status))
+        loop.stop()
+
     starter = Starter(
         loop,
         ours,
-        lambda pid, status: (heard.append((pid, status)), loop.stop())[0],
+        ended,
         lambda name, fd: heard.append(name),
         lambda: heard.append("gone"),
     )

@@ -61,7 +61,7 @@ async def test_a_launcher_killed_under_load(daemon: OpenDaemon, tmp_path: Path) 
             for _ in range(16):
                 tasks.create_task(rollouts(client, met))
             for _ in range(2):
-                await until(client, lambda stats, before=met["done"]: met["done"] >= before + 20)
+                await until(client, have_ended(met, met["done"] + 20))
                 os.kill(launcher_of(state), signal.SIGKILL)
             await until(client, lambda stats: met["done"] >= 200)
             met["over"] = 1
@@ -93,6 +93,10 @@ async def rollouts(client: Client, met: Counter[str]) -> None:
             met[error.reason if error.mask else f"unmasked {error.reason}"] += 1
 
 
+def have_ended(met: Counter[str], count: int) -> Callable[[PoolStats], bool]:
+    return lambda _: met["done"] >= count
+
+
 async def until(client: Client, there: Callable[[PoolStats], bool]) -> PoolStats:
     async with asyncio.timeout(40), contextlib.aclosing(client.watch_pool("ns", interval=0.02)) as watch:
         async for stats in watch:
@@ -109,7 +113,8 @@ async def watched_health(client: Client, service: str) -> AsyncIterator[list[int
     async def watch() -> None:
         request = health_pb2.HealthCheckRequest(service=service)
         async with grpc.aio.insecure_channel(client.address) as channel:
-            async for told in health_pb2_grpc.HealthStub(channel).Watch(request):
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            async for told in stub.Watch(request):
                 said.append(told.status)  # noqa: PERF401 - looked at while they come
 
     watching = asyncio.create_task(watch())

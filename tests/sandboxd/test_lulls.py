@@ -78,7 +78,11 @@ async def test_an_act_that_fails_fails_for_all_who_asked() -> None:
     """And for the loop, which tells of it."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     loop.set_exception_handler(lambda *_: told.set())
-    together = Together({}.popitem)
+
+    def fail() -> None:
+        raise KeyError
+
+    together = Together(fail)
     asked = together.done(), together.done()
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(each) for each in found] == [KeyError, KeyError]

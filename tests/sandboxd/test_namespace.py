@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -327,8 +328,14 @@ async def test_a_sandbox_may_be_destroyed_before_it_has_begun(
 ) -> None:
     sock = await dial(tmp_path / "state" / "launcher.sock")
     link = Link(*await asyncio.open_unix_connection(sock=sock))
-    order = {"id": "early", "cwd": "/workspace", "limits": {}, "host_network": False, "host_system": True}
-    nothing: dict[str, object] = {"image": "", "layers": [], "branches": []}
+    order: dict[str, Any] = {
+        "id": "early",
+        "cwd": "/workspace",
+        "limits": {},
+        "host_network": False,
+        "host_system": True,
+    }
+    nothing: dict[str, Any] = {"image": "", "layers": [], "branches": []}
     answers = await asyncio.gather(
         link.ask("create", **order, **nothing),
         link.ask("create", **order, **nothing),

@@ -104,7 +104,8 @@ async def raw_run(
 ) -> pb.RunCommandResponse:
     request = pb.ExecCommandRequest(name=box.name, argv=argv, output_limit_bytes=limit)
     with translated():
-        return await client.sandboxes.RunCommand(request)
+        reply: pb.RunCommandResponse = await client.sandboxes.RunCommand(request)
+        return reply
 
 
 async def test_leaving_a_stream_kills_the_command(daemon: OpenDaemon) -> None:
@@ -225,9 +226,11 @@ async def test_health_and_reflection_answer(daemon: OpenDaemon) -> None:
     async with daemon() as client:
         channel = grpc.aio.insecure_channel(client.address)
         check = health_pb2.HealthCheckRequest(service="sandboxd.v1.SandboxService")
-        answer = await health_pb2_grpc.HealthStub(channel).Check(check)
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(check)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        sync_by_its_types: Any = channel
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(sync_by_its_types)
         requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         async for reply in stub.ServerReflectionInfo(requests):
             names = {service.name for service in reply.list_services_response.service}

@@ -90,6 +90,7 @@ def test_links_within_come_along_and_a_link_there_is_replaced_not_followed(tmp_p
     outside.write_text("theirs")
     target.mkdir()
     (target / "f").symlink_to(outside)
+    entries: list[tuple[str, str] | tuple[str, str, str]]
     entries = [("file", "f"), ("link", "a/b/l", "../../f"), ("link", "m", "a/b"), ("hard", "g", "f")]
     unpack(target, tar(*entries))
     assert [(target / name).read_text() for name in ("f", "a/b/l", "m/l", "g")] == ["mine"] * 4

@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health, health_pb2
@@ -110,7 +111,7 @@ async def test_nothing_refers_to_a_pool_that_has_ended(tmp_path: Path, clock: Ma
 
 
 async def _is_served(daemon: Daemon, service: str) -> bool:
-    servicer = health.aio.HealthServicer()
+    servicer: Any = health.aio.HealthServicer()
     await HealthChecks(servicer, daemon.upkeep).tell()
     told = await servicer.Check(health_pb2.HealthCheckRequest(service=service), None)
     return bool(told.status == health_pb2.HealthCheckResponse.SERVING)

@@ -29,6 +29,10 @@ OpenDaemon = Callable[..., Any]
 OpenRig = Callable[..., Any]
 
 
+def has_warm(count: int) -> Callable[[PoolStats], bool]:
+    return lambda stats: stats.warm == count
+
+
 async def until(watch: AsyncGenerator[PoolStats, None], there: Callable[[PoolStats], bool]) -> PoolStats:
     async with asyncio.timeout(20):
         async for stats in watch:
@@ -64,7 +68,8 @@ async def test_messages_keep_their_distance_however_much_changes(daemon: OpenDae
     async with daemon(pools={"p": {"backend": "fake", "warm": 4}}) as client:
         stub = pb_grpc.PoolServiceStub(grpc.aio.insecure_channel(client.address))
         request = pb.WatchPoolRequest(name="pools/p", min_interval=duration(0.2), heartbeat=duration(0.5))
-        call, times = stub.WatchPool(request), []
+        call = stub.WatchPool(request)
+        times: list[float] = []
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             churning = tasks.create_task(churn(client))
             while len(times) < 5:
@@ -91,7 +96,7 @@ async def test_a_slow_reader_gets_the_newest(daemon: OpenDaemon) -> None:
         await anext(slow)
         for warm in range(1, 30):
             await client.update_pool("p", warm=warm)
-            await until(quick, lambda stats, wanted=warm: stats.warm == wanted)
+            await until(quick, has_warm(warm))
         # Twenty-nine states have passed; the last of them may still be on its way to this one.
         seen = [await anext(slow), await anext(slow)]
         assert seen[-1].warm_target == 29 or seen[0].warm_target == 29

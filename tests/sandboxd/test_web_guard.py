@@ -118,7 +118,16 @@ async def test_with_the_token_leases_end_and_pools_change(tmp_path: Path) -> Non
         async with asyncio.timeout(20):
             while (await client.get_pool("python")).warm < 5:
                 await asyncio.sleep(0.02)
-        for body in ({"warm": -1}, {"warm": True}, {"warm": "3"}, {"warm": 10**9}, {}, [], 1.5):
+        bodies: tuple[object, ...] = (
+            {"warm": -1},
+            {"warm": True},
+            {"warm": "3"},
+            {"warm": 10**9},
+            {},
+            [],
+            1.5,
+        )
+        for body in bodies:
             status, words = await told(session, "POST", WARM, json=body, headers=BEARER)
             assert (status, "must be a whole number from 0 to 1000000" in words) == (400, True)
         bad = await told(session, "POST", WARM, data=b"{", headers=BEARER)

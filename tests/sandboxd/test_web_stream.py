@@ -237,7 +237,12 @@ def test_a_reader_is_told_what_is_new_alone() -> None:
 async def test_a_run_that_grows_is_cut_back_and_goes_on(tmp_path: Path) -> None:
     run, file = Run(tmp_path), tmp_path / "metrics.jsonl"
     assert await run.look()
-    nothing = {"fault": "metrics.jsonl is not there yet", "step": None, "latest": {}, "families": {}}
+    nothing: dict[str, object] = {
+        "fault": "metrics.jsonl is not there yet",
+        "step": None,
+        "latest": {},
+        "families": {},
+    }
     assert run.head() == nothing
     assert not await run.look()
 
