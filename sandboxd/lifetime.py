@@ -73,6 +73,25 @@ async def in_thread(work: Callable[..., Result], *arguments: Any) -> Result:
             await asyncio.wait([working])
 
 
+async def whole(work: Awaitable[Result], undo: Callable[[Result], None]) -> Result:
+    """What `work` returns. When cancelled meanwhile it is finished all the same, and then undone.
+
+    For a loop that is given a descriptor: cut off half-way uvloop closes the number, and its owner closes it
+    once more, when it may be another's.
+    """
+    working = asyncio.ensure_future(work)
+
+    def finished(_: asyncio.Future[Result]) -> None:
+        if not working.cancelled() and working.exception() is None:
+            undo(working.result())
+
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        working.add_done_callback(finished)
+        raise
+
+
 async def ended(pid: int) -> None:
     """Returns when a child has ended, and does not reap it; asyncio's own wait also waits for its pipes."""
     loop = asyncio.get_running_loop()

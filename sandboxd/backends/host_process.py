@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from sandboxd.guest.output import Budget, Trimmer
-from sandboxd.lifetime import ended
+from sandboxd.lifetime import ended, whole
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout
 
 PIECE_BYTES = 64 * 1024
@@ -31,26 +31,18 @@ SEARCH_PATH = b"/usr/local/bin:/usr/bin:/bin"
 
 
 @contextlib.asynccontextmanager
-async def _reading(pipe: IO[bytes] | None) -> AsyncIterator[asyncio.StreamReader]:
+async def _reading(pipes: list[IO[bytes]]) -> AsyncIterator[asyncio.StreamReader]:
+    """Reads the first of these pipes, which is the loop's from now on."""
+    pipe = pipes.pop(0)
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    connecting = loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    transport, _ = await whole(connecting, lambda made: made[0].close())
     try:
         yield reader
     finally:
         # A background child may hold the other end open for long.
         transport.close()
-
-
-async def _writable(fd: int) -> None:
-    """Returns when the pipe takes more, or nobody reads it any more."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(fd, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(fd)
 
 
 class _Input:
@@ -60,6 +52,7 @@ class _Input:
         self.fd = -1
         self.decided = asyncio.Event()
         """The command has been started, or never will be."""
+        self._room: asyncio.Event | None = None
 
     async def write(self, data: bytes) -> None:
         """Waits while the command does not read; what nobody will read is dropped."""
@@ -69,11 +62,31 @@ class _Input:
             try:
                 view = view[os.write(self.fd, view) :]
             except BlockingIOError:
-                await _writable(self.fd)
+                await self._writable()
             except OSError:
                 return
 
+    async def _writable(self) -> None:
+        """Returns when the pipe takes more, nobody reads it any more, or it was closed."""
+        loop = asyncio.get_running_loop()
+        room = self._room = asyncio.Event()
+        loop.add_writer(self.fd, room.set)
+        try:
+            await room.wait()
+        finally:
+            if self._room is room:
+                self._forget()
+
+    def _forget(self) -> None:
+        asyncio.get_running_loop().remove_writer(self.fd)
+        self._room = None
+
     def close(self) -> None:
+        """Also under a `write` that waits."""
+        if self._room is not None:
+            # First: later the number may be another descriptor's, of which the loop would then hear no more.
+            self._room.set()
+            self._forget()
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
@@ -176,11 +189,17 @@ class HostProcess:
             return
         finally:
             self.input.decided.set()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        unread: list[IO[bytes]] = [process.stdout, process.stderr]
         try:
             await queue.put(Started())
-            await self._communicate(process, queue)
+            async with _reading(unread) as stdout, _reading(unread) as stderr:
+                await self._communicate(process, queue, stdout, stderr)
         finally:
             self._kill_first(process)
+            for pipe in unread:
+                pipe.close()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent = after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime
         await queue.put(self._exited(process.returncode, time.monotonic() - begin, spent))
@@ -227,22 +246,27 @@ class HostProcess:
         process.kill()
         process.wait()
 
-    async def _communicate(self, process: subprocess.Popen[bytes], queue: asyncio.Queue[Event]) -> None:
-        async with _reading(process.stdout) as stdout, _reading(process.stderr) as stderr:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(stdout, Stdout, queue))
-                tasks.create_task(self._read(stderr, Stderr, queue))
-                try:
-                    async with asyncio.timeout(self._command.timeout):
-                        await ended(process.pid)
-                except TimeoutError:
-                    self._killed_for = self._killed_for or ExitReason.TIMED_OUT
-                    self.kill_tree()
+    async def _communicate(
+        self,
+        process: subprocess.Popen[bytes],
+        queue: asyncio.Queue[Event],
+        stdout: asyncio.StreamReader,
+        stderr: asyncio.StreamReader,
+    ) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read(stdout, Stdout, queue))
+            tasks.create_task(self._read(stderr, Stderr, queue))
+            try:
+                async with asyncio.timeout(self._command.timeout):
                     await ended(process.pid)
-                process.wait()
-                self._ended = True
-                for wait in self._waits:
-                    wait.reschedule(asyncio.get_running_loop().time() + OUTPUT_GRACE_SECONDS)
+            except TimeoutError:
+                self._killed_for = self._killed_for or ExitReason.TIMED_OUT
+                self.kill_tree()
+                await ended(process.pid)
+            process.wait()
+            self._ended = True
+            for wait in self._waits:
+                wait.reschedule(asyncio.get_running_loop().time() + OUTPUT_GRACE_SECONDS)
 
     async def _read(
         self, stream: asyncio.StreamReader, kind: type[Stdout | Stderr], queue: asyncio.Queue[Event]

@@ -13,6 +13,7 @@ from sandboxd.backends.link import Link
 from sandboxd.backends.namespace_options import NamespaceOptions
 from sandboxd.backends.native import guest_program
 from sandboxd.errors import BackendUnavailable
+from sandboxd.lifetime import whole
 
 # So many launchers are greeted before one that dies under the first words is an error.
 GREETINGS = 3
@@ -136,6 +137,9 @@ class Linking:
                 await link.close()
                 if attempt == GREETINGS - 1:
                     raise
+            except asyncio.CancelledError:
+                await link.close()
+                raise
         raise BackendUnavailable(f"the launcher in {self._state} does not answer")
 
     async def _find(self) -> Link | None:
@@ -146,7 +150,8 @@ class Linking:
         except OSError as error:
             raise BackendUnavailable(f"{self._state / 'launcher.sock'}: {error.strerror}") from error
         try:
-            streams = await asyncio.open_unix_connection(sock=sock, limit=CONTROL_LINE_BYTES)
+            opening = asyncio.open_unix_connection(sock=sock, limit=CONTROL_LINE_BYTES)
+            streams = await whole(opening, lambda made: made[1].close())
         except OSError as error:
             sock.close()
             raise BackendUnavailable(f"{self._state / 'launcher.sock'}: {error.strerror}") from error
