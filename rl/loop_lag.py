@@ -6,8 +6,9 @@ import asyncio
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
+from rl.beside import beside
 from rl.metrics import Row
 
 INTERVAL_SECONDS = 0.02
@@ -31,13 +32,8 @@ class LoopLag:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Measures for the length of the block."""
-        measuring = asyncio.create_task(self._measure(), name="loop lag")
-        try:
+        async with beside(self._measure(), "loop lag"):
             yield
-        finally:
-            measuring.cancel()
-            with suppress(asyncio.CancelledError):
-                await measuring
 
     async def _measure(self) -> None:
         while True:

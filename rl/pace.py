@@ -6,12 +6,12 @@ the next of the pool's messages. Produces: the player's limit, and lines for a p
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from rl.beside import beside
 from rl.buffer import GroupBuffer
 from rl.concurrency import Change, ConcurrencyController, Signals
 from rl.generator import Generator
@@ -91,13 +91,8 @@ class Pacemaker:
     @asynccontextmanager
     async def running(self, client: Client, pool: str) -> AsyncIterator[None]:
         """For the length of the block. A pool that can no longer be watched leaves the limit as it is."""
-        watching = asyncio.create_task(self._watch(client, pool), name="pace")
-        try:
+        async with beside(self._watch(client, pool), "pace"):
             yield
-        finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
 
     async def _watch(self, client: Client, pool: str) -> None:
         try:

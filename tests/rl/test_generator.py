@@ -339,7 +339,8 @@ def test_the_engine_dies_with_a_killed_parent(
 ) -> None:
     with program(settings, tmp_path, temporary, "wait") as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == "ready\n"
+        assert parent.stderr is not None
+        assert parent.stdout.readline() == "ready\n", parent.stderr.read()
         assert scratch_directories(temporary)
         # The processes of the engine, and the one that ends them.
         handles = [os.pidfd_open(pid) for pid in descendants(parent.pid)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
@@ -30,13 +29,14 @@ def test_rare_lateness_is_not_the_99th_percentile() -> None:
 
 
 def test_what_blocks_the_loop_is_seen_at_once() -> None:
+    now = 100.0
+
     async def body() -> list[float]:
-        lag = LoopLag()
+        nonlocal now
+        lag = LoopLag(clock=lambda: now)
         async with lag.running():
             await asyncio.sleep(0)
-            threading.Event().wait(0.2)
+            now += 0.2  # and the loop did not run meanwhile
             return [lag.row()["loop/lag_max_s"], lag.row()["loop/lag_max_s"]]
 
-    first, second = asyncio.run(body())
-    assert first >= 0.17
-    assert second < first
+    assert asyncio.run(body()) == [pytest.approx(0.18), 0.0]
