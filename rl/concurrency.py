@@ -121,9 +121,7 @@ class ConcurrencyController:
             return LOST, f"{lost} of the last {ended} were lost to infrastructure"
         if seen.waiting and seen.oldest_wait > max(LONG_WAIT_SECONDS, LONG_WAIT_STARTS * seen.start):
             return SHORT, f"{seen.waiting} wait for a sandbox, the first for {seen.oldest_wait:.0f} s"
-        # The engine tells what waits at each pass: more than there are episodes is from an earlier one.
-        queued = min(seen.queued, last.queued) if seen.queued <= seen.running else 0
-        if queued > QUEUE_SHARE * max(seen.running - seen.queued, 1):
+        if min(seen.queued, last.queued) > QUEUE_SHARE * max(seen.running - seen.queued, 1):
             return QUEUED, f"{seen.queued} requests wait for the engine"
         return None
 

@@ -39,6 +39,7 @@ class Permits:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._turns.remove(turn)
+                self._grant()  # whoever came since has queued behind it, though a permit may be free
             else:  # granted in the moment that it was given up
                 self._give_back()
             raise

@@ -131,14 +131,16 @@ class Replicas:
             self._tell()
 
     def stats(self) -> GeneratorStats:
-        """Requests and tokens of all replicas, also of those that have died; `busy_seconds` while any ran."""
+        """Requests and tokens of all replicas, also of those that have died, who hold no cache and no queue
+        any more; `busy_seconds` while any ran."""
         living = [each.life.generator.stats() for each in self._replicas if each.life is not None]
         names = [field.name for field in fields(GeneratorStats)]
         sums = {name: sum(getattr(each, name) for each in [*self._past, *living]) for name in names}
         busy = self._busy_seconds + (self._clock() - self._busy_since if self._running else 0.0)
         fullest = max((each.kv_cache_usage for each in living), default=0.0)
+        queued = sum(each.queued for each in living)
         own = {"running": self._running, "updates": self._updates, "busy_seconds": busy}
-        return GeneratorStats(**sums | own | {"kv_cache_usage": fullest})
+        return GeneratorStats(**sums | own | {"kv_cache_usage": fullest, "queued": queued})
 
     def _ready(self) -> list[tuple[Replica, Life]]:
         return [

@@ -28,6 +28,12 @@ class EngineStats:
         if iteration_stats is not None:
             self.preemptions += int(iteration_stats.num_preempted_reqs)
 
+    def rested(self) -> None:
+        """Nothing runs, so nothing is held and nothing waits: the engine does not say so, for it tells of
+        them with a pass alone."""
+        self.kv_cache_usage = 0.0
+        self.queued = 0
+
     def log(self) -> None:
         """Write nothing."""
 

@@ -123,7 +123,6 @@ class ServerGenerator:
             except GeneratorDead as death:
                 self._die(str(death))
                 raise
-            self._version = version
             self._updates += 1
 
     async def _check_weights(self, path: Path, version: int) -> None:
@@ -141,6 +140,8 @@ class ServerGenerator:
             changing = True
             await self._change(version, info)
             changing = False
+            # Before it goes on: whoever gives the update up now has given it new weights all the same.
+            self._version = version
             self._paused_seconds += self._clock() - stopped
         finally:
             if changing:

@@ -182,13 +182,11 @@ class VllmGenerator:
                 async with asyncio.timeout(self._settings.update_seconds):
                     await self._change(path, version)
             except (EngineDeadError, RuntimeError, OSError, ValueError, TimeoutError) as error:
-                # What it holds now is unknown, so nothing that it draws could be trained on.
                 self._broken = True
                 raise GeneratorDead(
                     f"the vLLM engine failed at weights {version} ({error!r}); its log is "
                     f"{self._settings.log_path}"
                 ) from error
-            self._version = version
             self._updates += 1
 
     async def _change(self, path: Path, version: int) -> None:
@@ -202,17 +200,24 @@ class VllmGenerator:
         if segment is not None and segment != self._segment:
             await engine.collective_rpc("take_from", kwargs={"segment_path": str(path)})
             self._segment = segment
-        stopped = None
+        stopped, changing = None, False
         try:
             await engine.pause_generation(mode="keep", clear_cache=False)
             stopped = time.monotonic()
+            changing = True
             if segment is None:
                 paths = {"weights_path": str(path), "base_path": str(self._settings.model)}
                 await engine.collective_rpc("reload_all_weights", kwargs=paths)
                 await engine.update_weight_version(str(version))
             else:
                 await self._transfer(engine, version)
+            changing = False
+            # Before it goes on: whoever gives the update up now has given it new weights all the same.
+            self._version = version
         finally:
+            # However it was broken off, by a cancellation too: what it holds now is unknown, so nothing that
+            # it draws could be trained on.
+            self._broken |= changing
             try:
                 # Shielded: a pause that outlives its update stops every request for ever.
                 await asyncio.shield(engine.resume_generation())
@@ -245,14 +250,15 @@ class VllmGenerator:
             busy_seconds=busy,
             paused_seconds=self._paused_seconds,
             updates=self._updates,
-            kv_cache_usage=self._stats.kv_cache_usage,
-            queued=self._stats.queued,
+            kv_cache_usage=self._stats.kv_cache_usage if self._running else 0.0,
+            queued=self._stats.queued if self._running else 0,
             preemptions=self._stats.preemptions,
         )
 
     def _begin(self, prompt_tokens: int) -> None:
         if not self._running:
             self._busy_since = time.monotonic()
+            self._stats.rested()
         self._running += 1
         self._prompt_tokens += prompt_tokens
 

@@ -180,14 +180,6 @@ def test_the_engines_queue_is_cut_only_when_it_stays() -> None:
     assert controller.limit == 57
 
 
-def test_a_queue_of_more_than_there_are_episodes_is_an_old_one() -> None:
-    """At a run's end the engine passes no more, and what it said last of its queue stays."""
-    controller = ConcurrencyController(64, lambda: 100.0)
-    for _ in range(3):
-        assert controller.update(Signals(running=1, scored=100, queued=8)) is None
-    assert controller.limit == 64
-
-
 def test_a_cut_waits_for_the_one_before_to_show() -> None:
     clock = Clock()
     controller = ConcurrencyController(64, clock)
@@ -294,6 +286,29 @@ def test_a_permit_given_up_in_the_moment_that_it_is_granted_goes_to_the_next() -
         async with asyncio.timeout(20):
             await third
         await asyncio.wait([first, second])
+        assert permits.waiting == 0
+
+    asyncio.run(body())
+
+
+def test_a_permit_that_becomes_free_while_the_only_waiter_gives_up_goes_to_whoever_comes() -> None:
+    """All three in one turn of the event loop: the newcomer queues behind a waiter that is about to leave."""
+
+    async def body() -> None:
+        permits = Permits(1)
+
+        async def take() -> None:
+            async with permits:
+                pass
+
+        async with asyncio.timeout(20):
+            async with permits:
+                waiter = asyncio.create_task(take())
+                await asyncio.sleep(0)
+                assert permits.waiting == 1
+                waiter.cancel()
+            await take()
+            await asyncio.wait([waiter])
         assert permits.waiting == 0
 
     asyncio.run(body())

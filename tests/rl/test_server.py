@@ -227,6 +227,23 @@ def test_an_update_that_is_cancelled_resumes_the_server(run: Callable[..., None]
     run(body)
 
 
+def test_whoever_gives_an_update_up_while_the_server_is_resumed_has_updated_it(
+    run: Callable[..., None],
+) -> None:
+    async def body(bench: Bench) -> None:
+        async with bench.connected(**limits(HANG)) as generator:
+            bench.server.faults["/resume"].append(HANG)
+            update = asyncio.ensure_future(generator.update_weights(bench.write(1), 1))
+            while "resume" not in bench.server.calls:
+                await asyncio.sleep(0)
+            update.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await update
+            assert (generator.version, bench.server.weight_version) == (1, "1")
+
+    run(body)
+
+
 def test_a_server_is_resumed_before_its_connections_are_closed(run: Callable[..., None]) -> None:
     """Whoever gives an update up may go without waiting for what that leaves to be done."""
 
