@@ -48,6 +48,9 @@ class GroupPlay:
             cut.on_begin = on_begin
         async with asyncio.TaskGroup() as members:
             jobs = [members.create_task(self._play(cut, on_scored)) for cut in self._cuts]
+        if any(job.cancelled() for job in jobs):
+            # No error to a TaskGroup: the group would be gone without a word, and its slot with it.
+            raise RuntimeError(f"an attempt at {self.task.key} was cancelled, and by nobody who may")
         return [job.result() for job in jobs]
 
     def group(self, members: list[Played]) -> Group:

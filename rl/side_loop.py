@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -17,6 +18,8 @@ from rl.boxes import Box, ExecResult
 from rl.threads import CallFailed
 
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
 class AfarBox:
@@ -54,12 +57,18 @@ class _Side:
         self._loop = asyncio.new_event_loop()
         self._calls = 0
         self._retired = False
+        self.ended = False
+        """Also without being retired: an exit in a task that the code started goes through the loop."""
         threading.Thread(target=self._run, name="task code", daemon=True).start()
 
     async def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         self._calls += 1
         try:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_sealed(work), self._loop))
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise CallFailed("its loop has ended") from RuntimeError("an exit in a task of it ended its loop")
         finally:
             self._calls -= 1
             self._end_when_idle()
@@ -78,7 +87,10 @@ class _Side:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            log.warning("an exit in a task that the code of a task started ended its loop", exc_info=True)
         finally:
+            self.ended = True
             left = asyncio.all_tasks(self._loop)
             for task in left:
                 task.cancel()
@@ -129,17 +141,24 @@ class SideLoop:
             self._side = None
 
     def _open(self) -> _Side:
-        if self._side is None:
+        if self._side is None or self._side.ended:
             self._side = _Side()
             weakref.finalize(self, self._side.retire)
         return self._side
 
 
 async def _sealed(work: Awaitable[Result]) -> Result:
-    """An exit or an interrupt in a task's code must not end the loop that it runs on."""
+    """An exit or an interrupt in a task's code must not end the loop that it runs on, and a cancellation of
+    its own, as of something that it waited for, not look like one of the episode."""
     try:
         return await work
-    except asyncio.CancelledError:
-        raise
     except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            raise
         raise CallFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that asks."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

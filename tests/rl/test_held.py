@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl.config import TrainerConfig
 from rl.errors import StarvedError
 from rl.frames import encode
 from rl.generator import Generation, Generator, GeneratorStats, Sampling
@@ -145,6 +146,20 @@ class Unplayed:
         raise AssertionError
 
 
+def test_an_attempt_that_nobody_cancelled_does_not_take_its_group_away_without_a_word() -> None:
+    class Cancelling(Unplayed):
+        async def run(self, task: Task) -> Episode:
+            raise asyncio.CancelledError
+
+    async def body() -> None:
+        player = Player(Cancelling(), Ledger(), concurrent=8, episode_seconds=20.0)
+        play = GroupPlay(player, SOURCE.train("sums", 0, 1), PLAN.group_rules)
+        await play.run(lambda: None, lambda count: None)
+
+    with pytest.raises(RuntimeError, match=r"an attempt at train/sums/0/1 was cancelled, and by nobody"):
+        asyncio.run(body())
+
+
 def test_batches_without_a_step_leave_the_count_of_stale_groups_alone() -> None:
     """Silent groups, and steps that trained nothing, are no sign that anything is young enough."""
     sieve = Sieve(PLAN)
@@ -177,6 +192,8 @@ def test_a_run_that_ends_with_a_full_queue_returns(tmp_path: Path) -> None:
 
 LOUD = """#!{python}
 import sys
+sys.stdout.buffer.write({first!r})
+sys.stdout.buffer.flush()
 sys.stdin.buffer.read()
 for _ in range(64):
     sys.stdout.buffer.write({frame!r})
@@ -186,12 +203,14 @@ for _ in range(64):
 def test_a_trainer_that_ends_with_unread_replies_is_not_waited_for_in_vain(tmp_path: Path) -> None:
     """4 MiB of them, more than a pipe holds: they are read while the process is joined, so it can end."""
     program = tmp_path / "trainer"
-    program.write_text(LOUD.format(python=sys.executable, frame=encode((7, None, b"x" * (1 << 16)))))
+    first, frame = encode((1, None, None)), encode((7, None, b"x" * (1 << 16)))
+    program.write_text(LOUD.format(python=sys.executable, first=first, frame=frame))
     program.chmod(0o755)
 
     async def body() -> TrainerProcess:
         async with asyncio.timeout(30), start_trainer(tmp_path / "log", str(program)) as trainer:
-            pass
+            # The answer to a first call: the interpreter has started, however long that takes.
+            await trainer.load(tmp_path, TrainerConfig())
         return trainer
 
     assert asyncio.run(body()).exit_code == 0

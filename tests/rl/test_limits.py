@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from rl.bench.virtual import run_virtual
 from rl.boxes import Box
 from rl.generator import ContextTooLong, Generation, GeneratorUnavailable, Sampling
 from rl.ledger import Ledger
 from rl.player import Player
+from rl.referee import Referee
 from rl.rollout import Limits, Rollout
 from rl.sandboxes import DaemonSandboxes
 from rl.side_loop import SideLoop
@@ -87,12 +89,12 @@ def test_an_episode_beyond_its_time_is_cancelled_by_a_timeout() -> None:
     async def body() -> None:
         sandboxes = Hanging()
         rollout = Rollout(Recorder(CALL), sandboxes, DIALOGUE, verify, limits=LIMITS)
-        played = await Player(rollout, Ledger(), concurrent=1, episode_seconds=0.5).play(TASK)
+        played = await Player(rollout, Ledger(), concurrent=1, episode_seconds=30.0).play(TASK)
         assert played.episode.outcome == Cancelled("timeout")
         assert played.episode.stop_reason is StopReason.TIMEOUT
         assert sandboxes.released == 1
 
-    asyncio.run(body())
+    run_virtual(body())
 
 
 def test_a_verifier_beyond_its_time_leaves_the_episode_unscored() -> None:
@@ -178,11 +180,17 @@ def fail() -> None:
     raise KeyError("a bug")
 
 
+def be_cancelled() -> None:
+    """As by waiting for what it has cancelled itself."""
+    raise asyncio.CancelledError("by itself")
+
+
 @pytest.mark.parametrize(
     ("family", "outcome"),
     [
         (Troubled(prepare=fail), Unscored("VERIFIER", "prepare", "troubled: KeyError: 'a bug'")),
         (Troubled(judge=fail), Unscored("VERIFIER", "verify", "troubled: KeyError: 'a bug'")),
+        (Troubled(judge=be_cancelled), Unscored("VERIFIER", "verify", "troubled: CancelledError: by itself")),
     ],
 )
 def test_a_tasks_own_code_that_fails_in_the_sandbox_is_no_zero(
@@ -258,6 +266,37 @@ def test_blocking_code_in_the_sandbox_leaves_the_event_loop_alone(tmp_path: Path
 
     assert [episode.outcome for episode in asyncio.run(body())] == [Scored(1.0)] * 3
     assert threading.get_ident() not in threads
+
+
+class Exiting(Troubled):
+    """Its judge starts a task that ends the interpreter, or would."""
+
+    async def judge(self, task: Task, answer: str, box: Box) -> float:
+        async def leave() -> None:
+            raise SystemExit(3)
+
+        self._left = asyncio.create_task(leave())
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_an_exit_in_a_task_of_the_code_ends_its_episode_and_no_other(tmp_path: Path) -> None:
+    async def body() -> list[Episode]:
+        async with fake_sandboxes(tmp_path) as sandboxes:
+            played = []
+            side = SideLoop()
+            for family in (Exiting(), Written()):
+                source = TaskSource([family])
+                referee = Referee(source, 20.0, side)
+                rollout = Rollout(Recorder(CALL, "Done."), sandboxes, DIALOGUE, referee, limits=LIMITS)
+                async with asyncio.timeout(20):
+                    played.append(await rollout.run(source.train("troubled", 0, 0)))
+            return played
+
+    first, second = asyncio.run(body())
+    told = "troubled: RuntimeError: an exit in a task of it ended its loop"
+    assert first.outcome == Unscored("VERIFIER", "verify", told)
+    assert second.outcome == Scored(1.0)
 
 
 def test_code_in_the_sandbox_that_blocks_for_good_takes_no_other_with_it(tmp_path: Path) -> None:
