@@ -203,6 +203,7 @@ class Replicas:
         """One life of a replica. Raises GeneratorDead at its end."""
         replica.life = life
         watching = asyncio.create_task(self._watch(replica, life), name="watch")
+        watching.add_done_callback(self.hear)
         try:
             if replica.hung:
                 await proof(life, self._patience.liveness)
@@ -214,8 +215,6 @@ class Replicas:
             replica.life = None
             try:
                 await asyncio.wait((watching,))
-                if not watching.cancelled() and (defect := watching.exception()) is not None:
-                    self.fail(defect)
                 await life.over()
             finally:
                 stats = life.generator.stats()
@@ -274,10 +273,12 @@ class Replicas:
         if not self._running:
             self._busy_seconds += self._clock() - self._busy_since
 
-    def fail(self, fault: BaseException) -> None:
-        """Hands a defect in the tending of a replica to all who wait for one."""
-        self._fault = fault
-        self._tell()
+    def hear(self, task: asyncio.Task[None]) -> None:
+        """Hands a defect in the tending of a replica, once the task has ended, to all who wait for one."""
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            self._fault = fault
+            self._tell()
 
     async def started(self) -> None:
         """Waits until each replica is READY. Raises GeneratorDead when one could not be started."""
@@ -313,14 +314,8 @@ async def open_replicas(
     """
     replicas = Replicas(opens, patience, clock, announce)
     keepers = [asyncio.create_task(keeper, name="replica") for keeper in replicas.keepers()]
-
-    def ended(keeper: asyncio.Task[None]) -> None:
-        fault = None if keeper.cancelled() else keeper.exception()
-        if fault is not None:
-            replicas.fail(fault)
-
     for keeper in keepers:
-        keeper.add_done_callback(ended)
+        keeper.add_done_callback(replicas.hear)
     try:
         await replicas.started()
         yield replicas

@@ -184,6 +184,8 @@ class Broadcast:
                     await self._disband()
         except SenderFailed as error:
             round_.fault = str(error)
+        except OSError as error:
+            round_.fault = f"nobody can meet at {self._address}, generator.address: {error.strerror}"
         finally:
             round_.fault = round_.fault or "it was broken off"
             if round_ in self._rounds:
@@ -245,7 +247,7 @@ class Broadcast:
             # Not repeated: what did not join this group would meet nobody in it.
             await calls.call("POST", "/init_weight_transfer_engine", {"init_info": info})
 
-        opening = asyncio.create_task(self._sender.open(meeting))
+        opening = _begin(self._sender.open(meeting))
         try:
             invited = {calls: invite(calls, offset) for calls, offset in offsets.items()}
             await self._all(round_, invited, opening)
@@ -261,7 +263,7 @@ class Broadcast:
     ) -> dict[Calls, Any]:
         """What the servers answer. Raises SenderFailed at the first failure; who failed, or still does not
         answer when the sender has let go, is guilty of it."""
-        tasks = {calls: asyncio.create_task(_refusal(each)) for calls, each in asked.items()}
+        tasks = {calls: _begin(_refusal(each)) for calls, each in asked.items()}
         waiting: set[asyncio.Task[Any]] = {*tasks.values()} | ({beside} if beside else set())
         try:
             done, pending = await asyncio.wait(
@@ -291,7 +293,7 @@ class Broadcast:
         round_.goes = True
         round_.tell()
         assert round_.path is not None
-        sending = asyncio.create_task(self._sender.send(round_.path, round_.version))
+        sending = _begin(self._sender.send(round_.path, round_.version))
         falling_out = asyncio.create_task(round_.until(lambda: bool(round_.failed)))
         try:
             await asyncio.wait(
@@ -342,6 +344,13 @@ async def _refusal(asked: Coroutine[Any, Any, Any]) -> Any:
         return await asked
     except Refused as error:
         raise SenderFailed(str(error)) from error
+
+
+def _begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """A task whose failure counts as heard of: another's may have ended the round before it."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task
 
 
 def update_info(path: Path) -> dict[str, Any]:

@@ -170,7 +170,10 @@ class ServerGenerator:
         except Refused:
             return -1
         counts = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(PULSE)]
-        return int(sum(map(float, counts))) if counts else -1
+        try:
+            return int(sum(map(float, counts))) if counts else -1
+        except (ValueError, OverflowError):  # no number, or none that counts
+            return -1
 
     def stats(self) -> GeneratorStats:
         """What this client has asked for; `cached_tokens` and `busy_seconds` are the server's own affair."""

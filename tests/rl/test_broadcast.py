@@ -5,6 +5,7 @@ and tensors that really travel from one process to others.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -88,7 +89,11 @@ def announcing(broadcast: Broadcast) -> Callable[[Sequence[Generator], int], Non
 
 @asynccontextmanager
 async def opened(
-    tmp_path: Path, sender: Sender, servers: Sequence[FakeServer], seconds: float
+    tmp_path: Path,
+    sender: Sender,
+    servers: Sequence[FakeServer],
+    seconds: float,
+    address: str = "127.0.0.1",
 ) -> AsyncIterator[tuple[Replicas, Path, SharedWeights]]:
     """Replicas of these servers, and a segment for their weights."""
     model = {name: tensor.numpy() for name, tensor in TENSORS.items()}
@@ -96,7 +101,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         path = stack.enter_context(open_segment_file(tmp_path))
         urls = [await stack.enter_async_context(serving(server)) for server in servers]
-        broadcast = await stack.enter_async_context(open_broadcast(sender, "127.0.0.1", seconds))
+        broadcast = await stack.enter_async_context(open_broadcast(sender, address, seconds))
         opens = [
             partial(
                 open_server,
@@ -113,14 +118,17 @@ async def opened(
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., None]:
-    """Runs a test's body with servers of so many workers each, within 20 s."""
+    """Runs a test's body with servers of so many workers each, within 20 s; no failure goes unheard."""
+    unheard: list[dict[str, Any]] = []
 
     def run_body(
         body: Callable[[Bench], Coroutine[Any, Any, None]],
         workers: Sequence[int] = (1, 1),
         seconds: float = 20.0,
+        address: str = "127.0.0.1",
     ) -> None:
         async def whole() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
             network = FakeNetwork()
             sender = FakeSender(network)
             servers = [
@@ -133,11 +141,13 @@ def run(tmp_path: Path) -> Callable[..., None]:
             ]
             async with (
                 asyncio.timeout(20),
-                opened(tmp_path, sender, servers, seconds) as (replicas, path, weights),
+                opened(tmp_path, sender, servers, seconds, address) as (replicas, path, weights),
             ):
                 await body(Bench(network, sender, servers, replicas, path, weights))
 
         asyncio.run(whole())
+        gc.collect()
+        assert unheard == []
 
     return run_body
 
@@ -272,6 +282,15 @@ def test_a_sender_that_fails_harms_no_server(run: Callable[..., None]) -> None:
         assert [server.weight_version for server in bench.servers] == ["2", "2"]
 
     run(body)
+
+
+def test_an_address_that_is_not_this_hosts_is_named(run: Callable[..., None]) -> None:
+    async def body(bench: Bench) -> None:
+        with pytest.raises(UpdateFailed, match=r"nobody can meet at 192\.0\.2\.1, generator.address: "):
+            await bench.publish(1)
+        assert not any("pause" in server.calls for server in bench.servers)
+
+    run(body, address="192.0.2.1")
 
 
 def test_an_update_that_is_cancelled_resumes_every_server(run: Callable[..., None]) -> None:

@@ -120,6 +120,27 @@ def test_an_engine_without_requests_is_not_probed() -> None:
     run_virtual(body())
 
 
+def test_a_defect_in_the_watch_over_an_engine_is_heard_at_once() -> None:
+    """Unheard, nobody would watch this engine any more, and were it to hang it would hold its requests."""
+
+    class Odd(Slow):
+        async def pulse(self) -> int:
+            raise ZeroDivisionError("a defect")
+
+    stage = Stage(lambda place, number: Odd(hangs=True))
+
+    async def body() -> None:
+        async with open_replicas(stage.opens(1), PATIENCE) as replicas:
+            hung = asyncio.ensure_future(replicas.generate(PROMPT, SAMPLING))
+            await elapse(31.0)
+            with pytest.raises(ZeroDivisionError, match="a defect"):
+                await replicas.generate(PROMPT, SAMPLING)
+            hung.cancel()
+            await asyncio.wait((hung,))
+
+    run_virtual(body())
+
+
 def test_engines_that_all_hang_end_the_run() -> None:
     stage = Stage(lambda place, number: Slow(hangs=True))
 
