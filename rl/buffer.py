@@ -67,6 +67,8 @@ class GroupBuffer:
         self._ready: dict[int, Ready] = {}
         self._training: dict[int, Task] = {}
         self._trained: set[int] = set()
+        self._evicted: list[Ready] = []
+        """Dropped, and to be returned by the next `take` that returns: until then nobody knows of them."""
         self._dropped: Counter[str] = Counter()
         self._closed = False
         self._changed = asyncio.Event()
@@ -101,7 +103,7 @@ class GroupBuffer:
         Without those in `training` when the step under way has changed the weights already.
         """
         tasks = {ticket: running.task for ticket, running in self._running.items()}
-        tasks |= {ticket: ready.group.task for ticket, ready in self._ready.items()}
+        tasks |= {ready.ticket: ready.group.task for ready in (*self._ready.values(), *self._evicted)}
         tasks |= self._training if training else {}
         return [tasks[ticket] for ticket in sorted(tasks)]
 
@@ -158,13 +160,14 @@ class GroupBuffer:
         too old once the step is done. Raises Exhausted once the buffer is closed and no batch can form any
         more.
         """
-        stale: list[Ready] = []
         while True:
-            stale += self._evict(version, version)
+            self._evict(version, version)
             chosen = self._policy.select(self._standing(version), version)
             if chosen is not None:
                 batch = self._begin_training(chosen)
-                return Taken(batch, stale + self._evict(version, version + 1))
+                self._evict(version, version + 1)
+                stale, self._evicted = self._evicted, []
+                return Taken(batch, stale)
             if self._closed and not self._running:
                 raise Exhausted(f"the tasks have run out with {self!r}")
             await self._change()
@@ -185,17 +188,15 @@ class GroupBuffer:
         self._closed = True
         self._signal()
 
-    def _evict(self, live: int, version: int) -> list[Ready]:
+    def _evict(self, live: int, version: int) -> None:
         """Ends what may not be trained on weights `version` while `live` ones sample."""
-        stale = []
         for ticket in self._policy.evict(self._standing(live), version):
             if ticket in self._ready:
-                stale.append(self._ready[ticket])
+                self._evicted.append(self._ready[ticket])
                 self.drop(ticket, "stale")
             elif not self._running[ticket].ended:
                 self._running[ticket].ended = True
                 self._running[ticket].end()
-        return stale
 
     def _begin_training(self, tickets: Iterable[int]) -> list[Ready]:
         batch = [self._ready.pop(ticket) for ticket in tickets]

@@ -92,6 +92,24 @@ def test_what_is_too_old_is_returned_and_not_trained() -> None:
     asyncio.run(body())
 
 
+def test_what_is_too_old_is_not_lost_by_a_wait_that_is_broken_off() -> None:
+    """As at a run's end: it is still to be played again, or the next one to take hears of it."""
+
+    async def body() -> None:
+        buffer = filled(Windowed(Slots(1, 1)), "old")
+        taking = asyncio.create_task(buffer.take(2))
+        await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.wait([taking])
+        assert (buffer.dropped, [t.key for t in buffer.unsettled()]) == ({"stale": 1}, ["old"])
+        buffer.finish(buffer.claim(task("new"), 2), group("new", version=2))
+        taken = await buffer.take(2)
+        assert [ready.group.task.key for ready in taken.stale] == ["old"]
+        assert [t.key for t in buffer.unsettled()] == ["new"]
+
+    asyncio.run(body())
+
+
 def test_unsettled_tasks_are_those_neither_trained_nor_dropped() -> None:
     async def body() -> None:
         buffer = filled(Windowed(Slots(3, 1)), "a", "b", "c")
