@@ -243,11 +243,16 @@ def test_a_killed_trainer_ends_the_waiting_call(model_path: Path, tmp_path: Path
 
 PARENT = """
 import asyncio, pathlib, sys
+from rl.config import TrainerConfig
+from rl.errors import ConfigError
 from rl.trainer_process import start_trainer
 
 async def main():
     async with start_trainer(pathlib.Path(sys.argv[1])) as trainer:
-        print(trainer.pid, flush=True)
+        try:
+            await trainer.load(pathlib.Path("/nowhere"), TrainerConfig())
+        except ConfigError:  # it has imported what it needs, however long that took
+            print(trainer.pid, flush=True)
         await asyncio.Event().wait()
 
 asyncio.run(main())
