@@ -276,6 +276,8 @@ class Exiting(Troubled):
             raise SystemExit(3)
 
         self._left = asyncio.create_task(leave())
+        # Heard of: else it would be told of by the garbage collector, in the midst of whatever runs then.
+        self._left.add_done_callback(lambda left: left.exception())
         await asyncio.Event().wait()
         raise AssertionError
 
