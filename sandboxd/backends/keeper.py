@@ -14,7 +14,7 @@ import socket
 import struct
 import sys as python
 
-from sandboxd.backends import cgroup, seccomp, users
+from sandboxd.backends import cgroup, claims, seccomp, users
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.confine import Confinement
 from sandboxd.backends.launcher import CONTROL_SOCKET, Launcher, remove_remains
@@ -118,7 +118,8 @@ def _keep(spec: Spec, report: int) -> None:
         _wait_for_all()
     finally:
         cgroup.remove(hierarchies)
-        remove_remains(state)
+        # By where this process is: the name may be another directory's by now, with a launcher of its own.
+        remove_remains(".")
         os.close(lock)
 
 
@@ -151,10 +152,10 @@ def _lock(path: str) -> int:
 
 
 def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
-    with open("/proc/self/cgroup") as file:
-        hierarchies = cgroup.find(spec["cgroup_root"], file.read(), spec["name"])
+    hierarchies = _claim(spec)
     # What a launcher left that was killed together with its keeper.
     cgroup.sweep(hierarchies)
+    claims.sweep_orphans(hierarchies)
     remove_remains(spec["state"])
     for name in ("sandboxes", "base"):
         path = os.path.join(spec["state"], name)
@@ -165,6 +166,18 @@ def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
     if users.has_range(spec["uid_base"]):
         cgroup.give(hierarchies, spec["uid_base"])
     return hierarchies
+
+
+def _claim(spec: Spec) -> list[cgroup.Hierarchy]:
+    with open("/proc/self/cgroup") as file:
+        own = file.read()
+    try:
+        return claims.claim(spec["cgroup_root"], own, spec["name"])
+    except BlockingIOError as error:
+        raise Refused(
+            f"an earlier launcher of {spec['state']}, which was removed meanwhile, still has"
+            f" {error.filename}; it ends {spec['grace']:g} s after its daemon: try again then, or name another state_dir"
+        ) from error
 
 
 def _spread(path: str) -> None:
