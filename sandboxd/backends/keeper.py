@@ -176,7 +176,8 @@ def _claim(spec: Spec) -> list[cgroup.Hierarchy]:
     except BlockingIOError as error:
         raise Refused(
             f"an earlier launcher of {spec['state']}, which was removed meanwhile, still has"
-            f" {error.filename}; it ends {spec['grace']:g} s after its daemon: try again then, or name another state_dir"
+            f" {error.filename}; it ends {spec['grace']:g} s after its daemon: try again then, or name"
+            " another state_dir"
         ) from error
 
 

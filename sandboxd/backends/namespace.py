@@ -163,8 +163,16 @@ class NamespaceBackend:
         return str(directory) if directory.exists() else None
 
     def _check_room(self) -> None:
-        """Raises StartFailed; retryable, for others may end and give room back."""
-        disk = os.statvfs(self._state)
+        """Raises StartFailed; retryable where others may end and give room back."""
+        try:
+            disk = os.statvfs(self._state)
+        except OSError as error:
+            raise StartFailed(
+                f"{self._state}: {error.strerror}; the state directory must stay while a daemon runs: start"
+                " the daemon anew",
+                phase=Phase.CREATE,
+                retryable=False,
+            ) from error
         left = disk.f_bavail * disk.f_frsize
         if left < ROOM_BYTES:
             raise StartFailed(

@@ -14,7 +14,7 @@ import pytest
 
 from sandboxd.backends.launching import end_of
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
-from sandboxd.errors import BackendUnavailable
+from sandboxd.errors import BackendUnavailable, StartFailed
 from sandboxd.types import Template
 
 from .docker_kit import run
@@ -95,6 +95,8 @@ async def test_groups_that_a_launcher_still_has_are_not_taken_by_the_next(tmp_pa
             if not first.capabilities().enforced_limits >= {"pids", "cpu"}:
                 pytest.skip("no control groups are delegated here")
             shutil.rmtree(state)
+            with pytest.raises(StartFailed, match=r"state directory must stay .* start the daemon anew"):
+                await first.create("late", TEMPLATE)
             with pytest.raises(BackendUnavailable, match=r"earlier launcher .* or name another state_dir"):
                 await NamespaceBackend(state).open()
             assert await first.list_ids() == []
