@@ -118,6 +118,11 @@ def command(
     sandbox: str, argv: Sequence[Word], options: CommandOptions, stdin: bytes = b""
 ) -> pb.ExecCommandRequest:
     """The message that runs `argv` in the sandbox of this resource name."""
+    if isinstance(argv, str | bytes):
+        raise InvalidRequest(
+            f"argv = {argv!r} is one word: give a list of words, or ['sh', '-c', {argv!r}] for a line of"
+            " shell"
+        )
     timeout, cwd, size = options.get("timeout"), options.get("cwd"), options.get("terminal")
     return message(
         pb.ExecCommandRequest,

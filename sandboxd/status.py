@@ -34,6 +34,8 @@ CODES: dict[type[errors.SandboxdError], grpc.StatusCode] = {
 }
 # What gRPC itself tells of a call whose connection broke under a message that it was sending.
 UNSENT = "Internal error from Core"
+# ... and of one that the daemon's end refused before anything of ours saw it.
+TOO_LARGE = "SERVER: Received message larger than max"
 CLASSES = {error.reason: error for error in CODES}
 # Proto numbers of the canonical codes, since grpc.StatusCode carries them as (number, name).
 _NUMBERS = {code: code_pb2.Code.Value(code.name) for code in CODES.values()}
@@ -127,5 +129,11 @@ def _foreign(code: grpc.StatusCode, message: str) -> errors.SandboxdError:
             return errors.BackendUnavailable("the connection broke while a message was sent")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.AcquireTimedOut(f"no answer in time: {message}")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if message.startswith(TOO_LARGE):
+            # gRPC's own words end with both sizes in bytes.
+            return errors.InvalidRequest(
+                f"the message is larger than the daemon takes {message.removeprefix(TOO_LARGE).strip()}:"
+                " write what is large to a file of the sandbox, or send it piece by piece"
+            )
         case _:
             return errors.Internal(f"{code.name}: {message}")

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sandboxd.errors import InvalidRequest, SandboxdError
+from sandboxd.errors import InvalidRequest
 from sandboxd.telemetry.recorder import annotate
 from sandboxd.types import SANDBOX_PREFIX
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -65,7 +65,7 @@ async def upload(
         path = target.path.decode(errors="replace")
         annotate({"sandboxd.sandbox": target.name.removeprefix(SANDBOX_PREFIX), "file.path": path})
         yield target, incoming.data()
-    except SandboxdError:
+    except Exception:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 await context.send_initial_metadata([(STOPPED, "1")])

@@ -18,7 +18,7 @@ from pathlib import Path
 from sandboxd import stopwatch
 from sandboxd.backends.base import Execution
 from sandboxd.backends.fake_commands import FakeCommands
-from sandboxd.backends.host_files import HostFiles
+from sandboxd.backends.host_files import HostFiles, remove_all
 from sandboxd.backends.host_process import HostProcess
 from sandboxd.backends.scripted import Answer, scripted
 from sandboxd.clock import Clock, MonotonicClock
@@ -68,7 +68,7 @@ class FakeBackend:
     async def open(self) -> None:
         """Takes away the files of a daemon that was killed; its processes ended with it."""
         if self._root is not None:
-            await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+            await asyncio.to_thread(remove_all, self._root)
             self._root.mkdir(mode=0o700)
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class FakeBackend:
         for branch in list(self._branches):
             await self.prune(branch)
         if self._root is not None:
-            await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+            await asyncio.to_thread(remove_all, self._root)
 
     async def let_go(self) -> None:
         """Nothing to let go of."""
@@ -162,7 +162,7 @@ class FakeBackend:
             raise BackendUnavailable("the script says that this removal fails")
         directory = self._branches.pop(branch, None)
         if directory is not None:
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            await asyncio.to_thread(remove_all, directory)
 
     def _answering(self) -> Answering | None:
         return None if self.script.answer is None else (self.script.answer, self._clock)
@@ -240,7 +240,7 @@ class FakeConnection:
         self.die("destroyed")
         await self.commands.end()
         if self.home is not None:
-            await asyncio.to_thread(shutil.rmtree, self.home, ignore_errors=True)
+            await asyncio.to_thread(remove_all, self.home)
 
     @property
     def _home(self) -> Path:

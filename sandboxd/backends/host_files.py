@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from pathlib import Path
 
 from sandboxd.backends.guest_files import failure, to_info
+from sandboxd.backends.sweeper import remove_tree
 from sandboxd.guest import files, packing, wire
 from sandboxd.types import FileInfo
 
@@ -52,6 +55,20 @@ class HostFiles:
         """See `base.Files`."""
         for _ in _drawn(path, files.remove(self._place(path), recursive)):
             pass
+
+
+def remove_all(directory: Path) -> None:
+    """Removes it with all that a sandbox put there, as far as that can be removed. Blocks."""
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+    except RecursionError:
+        # It is deeper than Python's stack.
+        parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                remove_tree(parent, directory.name)
+        finally:
+            os.close(parent)
 
 
 async def _fill(sink: files.FileSink | packing.Unpacker, data: AsyncIterator[bytes]) -> int:

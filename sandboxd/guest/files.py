@@ -25,6 +25,20 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def make_directories(path: bytes) -> None:
+    """As `os.makedirs` with `exist_ok`, which goes no deeper than Python's own stack. Raises OSError."""
+    missing = [path]
+    while (above := os.path.dirname(missing[-1].rstrip(b"/"))) and not os.path.exists(above):
+        missing.append(above)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory, 0o755)
+        except OSError:
+            # Not only where it is there: a file system that is read-only refuses before it looks.
+            if not os.path.isdir(directory):
+                raise
+
+
 class FileSink:
     """Fills a new file beside the target and renames it over the target when all of it has come."""
 
@@ -35,7 +49,7 @@ class FileSink:
         parent, name = os.path.split(path)
         if not name or os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        os.makedirs(parent, mode=0o755, exist_ok=True)
+        make_directories(parent)
         self._partial = os.path.join(parent, b"." + os.urandom(8).hex().encode() + b".partial")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._partial, flags, 0o600)

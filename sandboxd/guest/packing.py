@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 
 from sandboxd.guest import archive
 from sandboxd.guest.archive import Entry
-from sandboxd.guest.files import write_all
+from sandboxd.guest.files import make_directories, write_all
 from sandboxd.guest.wire import PIECE
 
 KINDS = {
@@ -132,7 +132,7 @@ class Unpacker:
 
     def __init__(self, root: bytes) -> None:
         self._made_root = not os.path.isdir(root)
-        os.makedirs(root, mode=0o755, exist_ok=True)
+        make_directories(root)
         self._root = root
         self._buffer = bytearray()
         self._overrides = archive.Overrides()

@@ -65,6 +65,14 @@ VALUES: dict[str, tuple[Callable[[Client], Awaitable[object]], str]] = {
         lambda client: within(client, lambda box: box.exec(["true"], timeout=math.inf)),
         "timeout = inf s must be at most 1e+07 s",
     ),
+    "a line where words are wanted": (
+        lambda client: within(client, lambda box: box.exec("echo hi")),
+        "argv = 'echo hi' is one word: give a list of words, or ['sh', '-c', 'echo hi']",
+    ),
+    "input larger than a message": (
+        lambda client: within(client, lambda box: box.exec(["cat"], stdin=bytes(5 << 20))),
+        "the message is larger than the daemon takes (",
+    ),
     "an offset of too many bits": (
         lambda client: within(client, lambda box: box.read_file("x", offset=1 << 70)),
         f"offset = {1 << 70}",
@@ -101,6 +109,16 @@ async def test_a_value_that_no_call_can_carry_is_named(address: str) -> None:
         for seconds in (math.inf, 1e300):
             async with client.acquire("python", timeout=seconds) as box:
                 assert (await box.exec(["echo", "hi"])).stdout == b"hi\n"
+
+
+@pytest.mark.anyio
+async def test_a_path_deeper_than_pythons_stack_is_no_fault_of_the_daemon(address: str) -> None:
+    """And one that it makes is no broken connection: what was sent meanwhile hid it."""
+    async with asyncio.timeout(50), Client(address) as client, client.acquire("python") as box:
+        with pytest.raises(errors.FileFailed, match="ENAMETOOLONG"):
+            await box.write_file("d/" * 3000, b"x")
+        assert await box.write_file("e/" * 1500 + "file", b"x") == 1
+        assert await box.read_file("e/" * 1500 + "file") == b"x"
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,12 @@ def test_modes_give_nothing_to_others_and_keep_the_owner_in(tmp_path: Path) -> N
         for name in ("d", "d/f")
     ]
     assert modes == [0o755, 0o755, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "nowhere", "nowhere/below", "/proc/none/below"])
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path, place: str) -> None:
+    """In /proc what is missing cannot be made, and that is told in the words for what is missing."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nowhere").symlink_to("none")
+    with pytest.raises(OSError, match=r"File exists|Not a directory|No such file"):
+        GuardedUnpacker(os.fsencode(tmp_path / place))
