@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 # In bytes as they are sent. What is left to 8 KiB is for the rest of the status, and for gRPC's own.
@@ -10,13 +11,21 @@ MESSAGE_BYTES = 1000
 CUT = " … "
 # Whose end says more than its beginning.
 LOG = "log"
+# What moves a terminal's cursor or colours what follows, begins a line, or ends one.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def one_line(text: str) -> str:
+    """The text with control characters as Python writes them: a sandbox's file may be called anything."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def fitted(message: str, metadata: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Both as they are where they fit, which nearly all do. Else the message loses what is in its middle, a
-    long name say: its end tells what to do. The longest of the metadata is cut then, a log at its front.
+    """The message in one line; else both as they are where they fit, which nearly all do. Otherwise the
+    message loses what is in its middle, a long name say: its end tells what to do. The longest of the
+    metadata is cut then, a log at its front.
     """
-    message, kept = _clipped(message, MESSAGE_BYTES), dict(metadata)
+    message, kept = _clipped(one_line(message), MESSAGE_BYTES), dict(metadata)
     # The message goes twice, once with what is not ASCII in three bytes for one; the details as base64.
     left = (STATUS_BYTES - _escaped(message)) * 3 // 4 - len(message.encode())
     while (excess := sum(_size(key) + _size(value) for key, value in kept.items()) - left) > 0:

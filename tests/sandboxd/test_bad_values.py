@@ -310,6 +310,24 @@ def test_a_file_in_the_place_of_a_socket_is_left(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
+@pytest.mark.anyio
+async def test_a_file_of_any_name_writes_no_line_of_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it colour a terminal; what cannot be copied is named in the error, and in the log."""
+    nest = "import os\nfor _ in range(300):\n os.mkdir('x\\nERROR\\x1b[31m'); os.chdir('x\\nERROR\\x1b[31m')"
+    with daemon_process(tmp_path, '[pools.python]\nbackend = "namespace"\nwarm = 0\n') as address:
+        async with asyncio.timeout(50), Client(address) as client, client.acquire("python") as box:
+            assert (await box.exec(["python3", "-c", nest])).exit_code == 0
+            with pytest.raises(errors.StartFailed, match="directories within one another") as raised:
+                async with box.fork(1):
+                    raise AssertionError
+    log = capfd.readouterr().err
+    assert "directories within one another: workspace/x" in log
+    assert not any(line.startswith("ERROR") for line in log.splitlines())
+    assert (str(raised.value) + log.replace("\n", "")).isprintable()
+
+
 def test_a_port_out_of_range_is_not_another_port(tmp_path: Path) -> None:
     """The resolver takes it modulo 65536."""
     with socket.socket() as probe:
