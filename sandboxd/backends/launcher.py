@@ -131,6 +131,7 @@ class Launcher:
         self._copies = Copies(self.loop, copies)
         self._sweeper = Lines(self.loop, sweeper, self._on_swept, self._on_sweeper_gone)
         self._grace = grace
+        self._keeper = os.getppid()
         self._daemons: set[Daemon] = set()
         self._sandboxes: dict[str, Sandbox] = {}
         self._pruning: dict[str, list[Reply]] = {}
@@ -203,7 +204,9 @@ class Launcher:
         what = message["do"]
         if what == "hello":
             pids = {name: sandbox.pid for name, sandbox in self._sandboxes.items() if not sandbox.dead}
-            own = {"pid": os.getpid(), "keeper": os.getppid()}
+            # Of a keeper that was killed the parent's number is somebody's who does not end with this one.
+            keeper = self._keeper if os.getppid() == self._keeper else os.getpid()
+            own = {"pid": os.getpid(), "keeper": keeper}
             images = {name: sandbox.image for name, sandbox in self._sandboxes.items() if sandbox.image}
             reply({"version": VERSION, **own, "enforced": self._enforced, "pids": pids, "images": images})
         elif what == "create":

@@ -95,6 +95,7 @@ class Link:
         """Lets go of the launcher, which lives on."""
         self.task.cancel()
         await asyncio.wait([self.task])
+        self._writer.close()  # The task had perhaps not begun.
 
 
 def _give_up(answer: asyncio.Future[dict[str, Any]], what: str, within: float) -> None:

@@ -35,7 +35,7 @@ class Linking:
         self._state = state
         self._options = options
         self._lock = asyncio.Lock()
-        self._keeper_end: asyncio.Future[None] | None = None
+        self._keeper_end: asyncio.Future[list[None]] | None = None
 
     @property
     def instance(self) -> str:
@@ -53,23 +53,35 @@ class Linking:
     async def close(self) -> None:
         """Ends the launcher, and with it all that it made."""
         async with self._lock:
-            link, self.link = self.link, None
-            if link is not None and link.broken:
-                await link.close()
-                # It has died, or another daemon was heard since.
-                link = await self._find()
-            if link is None:
-                await self.keeper_ended()
-                launching.remove_state(self._state)
-                return
+            was_open = self.link is not None
+            await self._end()
+            if was_open and (self._state / "sandboxes").exists():
+                await self._end_again()
+            launching.remove_state(self._state)
+
+    async def _end_again(self) -> None:
+        """What a keeper that was killed would have taken away the next one does."""
+        other = await self._find()
+        if other is not None:  # of a daemon for which the directory was made anew
+            await other.close()
+            return
+        await self._connect()
+        await self._end()
+
+    async def _end(self) -> None:
+        link, self.link = self.link, None
+        if link is not None and link.broken:
+            await link.close()
+            # It has died, or another daemon was heard since.
+            link = await self._find()
+        if link is not None:
             try:
                 await link.ask("close")
             except BackendUnavailable:
                 pass  # It died; its keeper removes what was left.
             finally:
                 await link.close()
-            await self.keeper_ended()
-            launching.remove_state(self._state)
+        await self.keeper_ended()
 
     async def keeper_ended(self) -> None:
         """Returns when a launcher that let go or died has left nothing. Raises BackendUnavailable."""
@@ -99,18 +111,23 @@ class Linking:
                 return self.link
             if self.link is not None:
                 await self.link.close()
-            link, hello = await self._greeted()
-            try:
-                launching.check_version(hello, VERSION, self._state)
-                self._keeper_end = launching.end_of(hello["keeper"])
-            except BackendUnavailable:
-                await link.close()
-                raise
-            self.link = link
-            self.image_ids = hello["images"]
-            self.enforced = frozenset(hello["enforced"])
-            self.launcher_pid = hello["pid"]
-            return link
+            return await self._connect()
+
+    async def _connect(self) -> Link:
+        link, hello = await self._greeted()
+        try:
+            launching.check_version(hello, VERSION, self._state)
+            # A keeper ends after its launcher, unless it was killed.
+            ends = [launching.end_of(hello[which]) for which in ("pid", "keeper")]
+            self._keeper_end = asyncio.gather(*ends)
+        except BackendUnavailable:
+            await link.close()
+            raise
+        self.link = link
+        self.image_ids = hello["images"]
+        self.enforced = frozenset(hello["enforced"])
+        self.launcher_pid = hello["pid"]
+        return link
 
     async def asked_again(self, what: str) -> dict[str, Any]:
         """The answer of the launcher, or of the next where it dies before it answers."""

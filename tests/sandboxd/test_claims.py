@@ -43,15 +43,19 @@ async def says(backend: NamespaceBackend, name: str) -> bytes:
         await connection.close()
 
 
+def launcher_and_keeper(backend: NamespaceBackend) -> tuple[int, int]:
+    launcher = backend.launcher_pid
+    assert launcher is not None
+    return launcher, int(Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 async def killed_with_its_keeper(state: Path) -> None:
     """Its sandbox's control groups stay; the state directory does not."""
     backend = NamespaceBackend(state)
     await backend.open()
     assert await says(backend, "orphan") == b"orphan\n"
-    launcher = backend.launcher_pid
-    assert launcher is not None
+    launcher, keeper = launcher_and_keeper(backend)
     guest = await backend.pid_of("orphan")
-    keeper = int(Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[1])
     ends = [end_of(pid) for pid in (keeper, launcher, guest)]
     for pid in (keeper, launcher):
         os.kill(pid, signal.SIGKILL)
@@ -102,4 +106,25 @@ async def test_groups_that_a_launcher_still_has_are_not_taken_by_the_next(tmp_pa
             assert await first.list_ids() == []
         async with opened(state) as second:
             assert await says(second, "one") == b"one\n"
+    assert leftovers(state) == []
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_launcher_whose_keeper_was_killed_leaves_nothing_either(
+    tmp_path: Path, adopted: bool
+) -> None:
+    """Its parent then is a process that has nothing to do with it, and was waited for."""
+    state = tmp_path / "state"
+    async with asyncio.timeout(15):
+        async with opened(state) as backend:
+            assert await says(backend, "one") == b"one\n"
+            _, keeper = launcher_and_keeper(backend)
+            end = end_of(keeper)
+            os.kill(keeper, signal.SIGKILL)
+            await end
+            if adopted:
+                await backend.let_go()
+                await backend.open()
+            assert await says(backend, "two") == b"two\n"
+        assert not state.exists()
     assert leftovers(state) == []
