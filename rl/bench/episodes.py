@@ -77,6 +77,9 @@ class Episodes:
         self.count = 0
         self.tokens = 0
         """Tokens that all episodes begun so far would have at their ends."""
+        self.drawn: list[tuple[int, int, bool]] = []
+        """Of every episode, as they began: its task's number, its tokens, whether it will be solved. So what
+        came of them can be compared with what could have."""
         self._mean = mean_tokens
         self._deviation = spread * math.sqrt(0.5)
         self._seed = seed
@@ -108,7 +111,9 @@ class Episodes:
         total = max(round(self._mean * min(float(asked[2]) * own, MAX_LENGTH)), 2 * MIN_TURN + 16)
         self.count += 1
         self.tokens += total
-        head = HEAD % (total, rng.random() < float(asked[3]))
+        solved = rng.random() < float(asked[3])
+        self.drawn.append((number, total, solved))
+        head = HEAD % (total, solved)
         return self._text(head, b"\n```", total // 2)
 
     def _text(self, head: bytes, tail: bytes, count: int) -> TokenIds:
