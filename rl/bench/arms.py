@@ -49,8 +49,8 @@ LONGEST = "lognormal 1.0"
 SEEDS = 3
 DECISIVE = ("sync", "async-1")
 DECISIVE_TIMES = 4
-"""The ratio of these arms at equal rates is required, and three runs of 24 steps of each give it within 0.06 at
-best: they get so many times the seeds."""
+"""The ratio of these arms at equal rates is required, and three runs of 24 steps of each give it within
+0.06: they get so many times the seeds."""
 RATES = (0.25, 0.5, 1.0, 1.2, 2.0, 4.0)
 """Generator's rate over trainer's: groups a second of a full generator, over those that the trainer takes."""
 POOL = Simulated(warm=8, size=256, starts=128, command_seconds=0.1)
