@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.stop import stop_base
@@ -128,6 +129,24 @@ class _Remains:
         raise asyncio.CancelledError from error
 
 
+class _Faults:
+    """Raises what `failure` makes of whatever is no StartFailed. One serves all starts."""
+
+    __slots__ = ("_failure",)
+
+    def __init__(self, failure: Callable[[Exception], StartFailed]) -> None:
+        self._failure = failure
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, StartFailed):
+            raise self._failure(error) from error
+
+
 class Starter:
     """Starts sandboxes of one template on one backend, and tells `pace` how each attempt went.
 
@@ -152,6 +171,7 @@ class Starter:
         self._pace = pace
         self._gate = Gate()
         self._fault = ""
+        self._faults = _Faults(self._failure)
         self._on_prepared = on_prepared
 
     async def start(
@@ -263,13 +283,8 @@ class Starter:
         return connection
 
     async def _prepare(self) -> None:
-        try:
-            with step("prepare"):
-                await self._backend.prepare(self._template)
-        except StartFailed:
-            raise
-        except Exception as error:
-            raise self._failure(error) from error
+        with self._faults, step("prepare"):
+            await self._backend.prepare(self._template)
         if not self.is_prepared:
             self.is_prepared = True
             self._on_prepared()
@@ -289,14 +304,9 @@ class Starter:
         return StartFailed(what)
 
     async def _bring_up(self, sandbox_id: str, remains: _Remains) -> Connection:
-        try:
-            with step("bring up"):
-                async with self._clock.timeout(self._template.start_timeout):
-                    connection = await self._backend.create(sandbox_id, self._template)
-        except StartFailed:
-            raise
-        except Exception as error:
-            raise self._failure(error) from error
+        with self._faults, step("bring up"):
+            async with self._clock.timeout(self._template.start_timeout):
+                connection = await self._backend.create(sandbox_id, self._template)
         remains.connection = connection
         try:
             # Many may end in one turn of the event loop, and what follows is most of what a start costs it.
