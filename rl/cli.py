@@ -151,8 +151,6 @@ def measure(arguments: argparse.Namespace) -> int:
             if arguments.command == "study":
                 figures = study(arguments, console)
                 console.print(f"figures: {figures}", markup=False, soft_wrap=True)
-                if aside:
-                    sys.stdout.write(figures.read_text())
             elif arguments.command == "versus":
                 versus_command.versus(arguments, console)
             else:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rl.command_line import add_json
+from rl.command_line import add_json_file, check_target, write_json
 from rl.config import Config, load
 from rl.equal_tokens import Curve, Difference, compare, read_curve
 from rl.errors import ConfigError
@@ -38,14 +38,16 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("config", type=Path, help="TOML file of settings; heldout.every_steps must be set")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
-    add_json(parser, "study.json")
+    add_json_file(parser)
 
 
 def study(arguments: argparse.Namespace, console: Console, train: Train = in_process) -> Path:
-    """Makes the runs that are missing, prints the comparison and writes it to `study.json`, which it returns.
+    """Makes the runs that are missing, prints the comparison and writes it to `study.json`, which it returns,
+    and to where `--json` says.
 
     Raises ConfigError, and RunFailed when a run does not end well.
     """
+    check_target("--json", arguments.json)
     config = load(arguments.config, {})
     if not config.heldout.every_steps:
         raise ConfigError(f"{arguments.config}: heldout.every_steps = 0: set it, for a study compares curves")
@@ -66,7 +68,10 @@ def study(arguments: argparse.Namespace, console: Console, train: Train = in_pro
         "differences": [asdict(each) | {"verdict": each.verdict} for each in differences],
         "curves": {arm: [asdict(curve) for curve in found] for arm, found in curves.items()},
     }
-    target.write_text(json.dumps(content, indent=2) + "\n")
+    text = json.dumps(content, indent=2) + "\n"
+    target.write_text(text)
+    if arguments.json is not None:
+        write_json(arguments.json, text)
     return target
 
 

@@ -157,6 +157,7 @@ def test_paths_that_do_not_exist_are_told_before_anything_heavy_is_loaded(tmp_pa
         "packing model.toml": "'none/model' is neither a directory",
         "train none.toml": "cannot read the settings file none.toml",
         "study none.toml": "cannot read the settings file none.toml",
+        "study good.toml --json none/figures.json": "--json none/figures.json: there is no directory none",
         "versus none.toml": "cannot read the settings file none.toml",
         "versus good.toml --json none/figures.json": "there is no directory none",
         "versus good.toml --json .": "--json .: that is a directory; name a file",

@@ -94,6 +94,18 @@ def test_a_study_compares_at_equal_tokens(settings: Path, tmp_path: Path) -> Non
     assert "groups without a signal" in shown
 
 
+def test_figures_go_where_they_are_asked_for_too(settings: Path, tmp_path: Path, capsys: Any) -> None:
+    wanted = tmp_path / "figures.json"
+    asked_for = ["study", str(settings), "--seeds", "4"]
+    target = study(parser().parse_args([*asked_for, "--json", str(wanted)]), Console(), FakeTrain())
+    assert wanted.read_text() == target.read_text()
+    capsys.readouterr()
+    assert main([*asked_for, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert out == target.read_text()
+    assert "figures: " in err
+
+
 def test_what_is_finished_is_not_trained_again(settings: Path, tmp_path: Path) -> None:
     command = parser().parse_args(["study", str(settings), "--seeds", "4", "5"])
     broken = FakeTrain((0, 0, 1))
