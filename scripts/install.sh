@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fail() { echo "install: $*" >&2; exit 2; }
+. scripts/packages.sh
 
 find_python() {
     local name
@@ -18,16 +19,6 @@ find_python() {
     return 1
 }
 
-# Debian splits what Python needs into packages; root gets them installed, others are told the command.
-need_packages() {
-    local why=$1
-    shift
-    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || fail "$why; run: sudo apt-get install $*"
-    echo "install: $why; installing $* (up to a minute)"
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } \
-        >/dev/null 2>&1 || fail "apt-get could not install $*: run it by hand to see why"
-}
-
 can_make_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
 can_build_c() {
@@ -37,6 +28,7 @@ can_build_c() {
 
 python=$(find_python) || fail "no Python 3.11, 3.12 or 3.13 found; install one (Debian: apt-get install python3) or set PYTHON"
 version=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+# Debian splits what Python needs into packages.
 can_make_venv "$python" || need_packages "$version cannot make virtual environments" "$version-venv"
 # One dependency of reasoning-gym (pycosat) comes as C source alone.
 can_build_c "$python" || need_packages "no C compiler or no Python headers" gcc libc6-dev "$version-dev"

@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fail() { echo "vm: $*" >&2; exit 2; }
+. scripts/packages.sh
 
 [ "$(id -u)" = 0 ] || fail "making a system's root directory needs root"
 [ -x .venv/bin/python ] || fail "there is no .venv; run: make .venv"
@@ -17,9 +18,7 @@ tests=("$@")
 for path in "${tests[@]}"; do [ -e "${path%%::*}" ] || fail "no such tests: $path"; done
 for tool in mmdebstrap qemu-system-x86_64 mke2fs; do
     command -v "$tool" >/dev/null && continue
-    echo "vm: installing mmdebstrap, qemu-system-x86 and e2fsprogs"
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        mmdebstrap qemu-system-x86 e2fsprogs; } >/dev/null 2>&1 || fail "apt-get could not install them: run it by hand to see why"
+    need_packages "no $tool" mmdebstrap qemu-system-x86 e2fsprogs
     break
 done
 
