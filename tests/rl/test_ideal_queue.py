@@ -14,6 +14,7 @@ from rl.bench.arms import (
     POOL,
     SAMPLES,
     UPDATE_SECONDS,
+    Arm,
     Cell,
     World,
 )
@@ -48,7 +49,7 @@ def groups(drawn: Drawn) -> list[Played]:
 @pytest.mark.parametrize(
     "arm", [arm for arm in ARMS if arm.name in ("sync", "async-1", "async-2")], ids=lambda arm: arm.name
 )
-def test_steps_take_as_long_as_the_rules_say_and_no_longer(arm, world):
+def test_steps_take_as_long_as_the_rules_say_and_no_longer(arm: Arm, world: World) -> None:
     cell = Cell(arm, world, steps=STEPS)
     seconds, drawn = run_virtual(played(cell))
     rates = Rates(

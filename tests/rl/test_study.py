@@ -94,7 +94,9 @@ def test_a_study_compares_at_equal_tokens(settings: Path, tmp_path: Path) -> Non
     assert "groups without a signal" in shown
 
 
-def test_figures_go_where_they_are_asked_for_too(settings: Path, tmp_path: Path, capsys: Any) -> None:
+def test_figures_go_where_they_are_asked_for_too(
+    settings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wanted = tmp_path / "figures.json"
     asked_for = ["study", str(settings), "--seeds", "4"]
     target = study(parser().parse_args([*asked_for, "--json", str(wanted)]), Console(), FakeTrain())
