@@ -75,7 +75,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "bench soak": {"sandboxd bench soak --cycles 1000": "does anything grow?"},
     "bench exec": {"sandboxd bench exec --count 1000 --output-mb 50": "commands and output"},
     "bench fork": {"sandboxd bench fork --count 8 --megabytes 10": "copies of a sandbox"},
-    "bench telemetry": {"sandboxd bench telemetry --rounds 20": "what telling a collector costs"},
+    "bench telemetry": {"sandboxd bench telemetry --pairs 4": "what telling a collector costs"},
     "bench bombs": {"sandboxd bench bombs --count 50 --bombs 5": "do neighbours feel them?"},
     "bench starts": {"sandboxd bench starts --limits 4,8,16": "how many at once are best"},
     "bench chaos": {"sandboxd bench chaos --count 120 --size 48 --kills 2": "nothing is lost"},

@@ -119,7 +119,8 @@ def _fork(shapes: Any) -> None:
 def _telemetry(shapes: Any) -> None:
     told = _shape(shapes, "telemetry", "commands of a daemon with telemetry and of one without", faults=False)
     _count(told, "--count", 100, "commands a turn")
-    _count(told, "--rounds", 50, "turns of each daemon")
+    _count(told, "--rounds", 10, "turns of each daemon")
+    _count(told, "--pairs", 8, "daemons of each kind, one after the other")
 
 
 def _bombs(shapes: Any) -> None:

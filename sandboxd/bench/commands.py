@@ -168,7 +168,7 @@ async def _telemetry(arguments: argparse.Namespace) -> int:
     from sandboxd.bench import telemetry
 
     _check(arguments, "count", "rounds")
-    options = telemetry.Options(await _target(arguments), arguments.count, arguments.rounds)
+    options = telemetry.Options(await _target(arguments), arguments.count, arguments.rounds, arguments.pairs)
     return await _measured(arguments, telemetry.run(options))
 
 

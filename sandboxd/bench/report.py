@@ -208,6 +208,13 @@ def _milliseconds(summary: dict[str, float]) -> list[str]:
     return [f"{summary[key] * 1e3:.2f} ms" for key in SHOWN]
 
 
+def _interval(told: dict[str, float]) -> str:
+    if "share_low" not in told:
+        return ""
+    low, high, pairs = told["share_low"], told["share_high"], told["pairs"]
+    return f"; {low:.1%} to {high:.1%} at 95 % by {pairs:.0f} pairs of daemons"
+
+
 def _details(more: dict[str, Any]) -> list[str]:
     lines = []
     if (at_once := more.get("at_once")) is not None:
@@ -222,7 +229,7 @@ def _details(more: dict[str, Any]) -> list[str]:
     if (told := more.get("telemetry")) is not None:
         lines.append(
             f"processor time of a command: {told['off_us']:.0f} µs without telemetry,"
-            f" {told['more_us']:.0f} µs more with it ({told['share']:.1%}),"
+            f" {told['more_us']:.0f} µs more with it ({told['share']:.1%}{_interval(told)}),"
             f" {told['bytes_sent'] / 1e6:.1f} MB sent"
         )
     if (fork := more.get("fork")) is not None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandboxd import stopwatch
-from sandboxd.bench import charts, page, phases, plan, schema, slo
+from sandboxd.bench import charts, page, phases, plan, schema, slo, telemetry
 from sandboxd.bench.chaos import SCORED, Course
 from sandboxd.bench.client_limit import Shares
 from sandboxd.bench.comparing import Run, read
@@ -349,3 +349,19 @@ def test_a_chaos_in_which_hardly_any_rollout_is_scored_has_failed(
 def test_work_of_others_is_said() -> None:
     assert busy_before(0.1) == ""
     assert "busy to 80% before the load" in busy_before(0.8)
+
+
+def test_the_share_of_telemetry_says_how_sure_it_is() -> None:
+    told = telemetry.compared(off=[1.0, 2.0, 1.0], on=[1.02, 2.06, 1.04], commands=1000)
+    assert told["share"] == pytest.approx(0.03)
+    assert told["off_us"] == pytest.approx(4000 / 3)
+    assert told["more_us"] == pytest.approx(40)
+    # Student's t of two degrees of freedom is 4.303, the standard error 0.01 / sqrt(3).
+    assert told["share_low"] == pytest.approx(0.03 - 0.02484, abs=0.001)
+    assert told["share_high"] == pytest.approx(0.03 + 0.02484, abs=0.001)
+
+
+def test_one_pair_of_daemons_claims_no_interval() -> None:
+    told = telemetry.compared(off=[1.0], on=[1.03], commands=1000)
+    assert told["share"] == pytest.approx(0.03)
+    assert "share_low" not in told
