@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from struct import Struct
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -28,6 +29,8 @@ REMOTE_FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK | pb.SPAN_FLAGS_CONTEXT_
 REMOTE = b"\x85\x01" + REMOTE_FLAGS.to_bytes(4, "little")
 # Those of `spans` in ScopeSpans, of `scope_spans` in ResourceSpans, and of `resource_spans` in the request.
 SPANS, SCOPE_SPANS, RESOURCE_SPANS = b"\x12", b"\x12", b"\x0a"
+# What is a span's own and of known length, by one call.
+_own = Struct("<2s16s2s8scQcQ6s").pack
 
 
 class Requests:
@@ -52,16 +55,18 @@ class Requests:
 
 def encoded(span: Span) -> bytes:
     """One span as a field of ScopeSpans."""
-    parts = [span.common.encoded or _common(span.common), TRACE_ID, span.trace_id, SPAN_ID, span.span_id]
+    body = (span.common.encoded or _common(span.common)) + _own(
+        TRACE_ID, span.trace_id, SPAN_ID, span.span_id, BEGUN, span.begun, ENDED, span.ended,
+        REMOTE if span.is_remote else LOCAL,
+    )  # fmt: skip
     if span.parent_id:
-        parts += (PARENT_ID, span.parent_id)
-    parts += (BEGUN, span.begun.to_bytes(8, "little"), ENDED, span.ended.to_bytes(8, "little"))
-    parts.append(REMOTE if span.is_remote else LOCAL)
-    parts += [_attribute(key, value) for key, value in span.attributes.items()]
+        body += PARENT_ID + span.parent_id
+    for pair in span.attributes.items():
+        body += _attribute(*pair)
     if span.links or span.fault is not None:
-        parts.append(_rare(span))
-    body = b"".join(parts)
-    return b"".join((SPANS, _varint(len(body)), body))
+        body += _rare(span)
+    length = len(body)
+    return (TAGS[length] if length < SHORT else SPANS + _varint(length)) + body
 
 
 def _common(common: Common) -> bytes:
@@ -91,6 +96,11 @@ def _varint(number: int) -> bytes:
         number >>= 7
     low.append(number)
     return bytes(low)
+
+
+# With the length that follows it, of spans as long as most are.
+SHORT = 1024
+TAGS = [SPANS + _varint(length) for length in range(SHORT)]
 
 
 # Typed, since 1 and True are one key without.

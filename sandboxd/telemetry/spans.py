@@ -22,7 +22,7 @@ from sandboxd.types import Exited
 
 SAMPLED, DROPPED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 TRACEPARENT_LENGTH = len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-NO_IDS, IDS_LENGTH = (bytes(16), bytes(8)), 16 + 8
+NO_TRACE, NO_SPAN, IDS_LENGTH = bytes(16), bytes(8), 16 + 8
 unhexed = bytes.fromhex
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -107,6 +107,8 @@ class Spans:
         for key, value in span.metadata:
             if key == "traceparent":
                 header = str(value)
+        # Spans wait to be sent; what they were made from need not.
+        span.metadata = ()
         if len(header) != TRACEPARENT_LENGTH or header[:3] != "00-":
             self._root(span)
             return
@@ -115,7 +117,7 @@ class Spans:
         except ValueError:
             self._root(span)
             return
-        if trace in NO_IDS or parent in NO_IDS or len(trace) + len(parent) != IDS_LENGTH:
+        if trace == NO_TRACE or parent == NO_SPAN or len(trace) + len(parent) != IDS_LENGTH:
             self._root(span)
             return
         is_sampled = bool(flags & 1)
