@@ -13,8 +13,11 @@ GENERATED = ROOT / "sandboxd" / "v1"
 
 @cache
 def sources(*folders: str) -> tuple[Path, ...]:
-    """The Python files under these folders, generated ones left out."""
-    found = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    """The Python files under these folders, generated ones left out; some in each, or a rule would hold for
+    none.
+    """
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert all(any((ROOT / folder) in path.parents for path in found) for folder in folders), folders
     return tuple(path for path in found if GENERATED not in path.parents)
 
 

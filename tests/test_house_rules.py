@@ -233,15 +233,18 @@ def test_generated_code_is_current() -> None:
 
 def test_native_code_is_short() -> None:
     """Files, functions (from a line that begins one to the brace at its margin), parameters and lines."""
+    functions = 0
     for path in sorted((ROOT / "sandboxd" / "native").glob("*.[ch]")):
         lines = path.read_text().splitlines()
         assert len(lines) <= FILE_LINES, relative(path)
         assert [n for n, line in enumerate(lines, 1) if len(line) > LINE_CHARACTERS] == [], relative(path)
         assert lines[0].startswith("/* "), f"{relative(path)} does not say what it is for"
         for name, length, parameters in _native_functions(lines):
+            functions += 1
             assert (length <= FUNCTION_LINES, parameters <= PARAMETERS) == (True, True), (
                 f"{relative(path)}: {name}"
             )
+    assert functions, "none was found: how is one told?"
 
 
 def _native_functions(lines: list[str]) -> Iterator[tuple[str, int, int]]:

@@ -117,6 +117,7 @@ def test_the_fastest_round_counts() -> None:
     trainer = TorchTrainer(tiny_llama(), config)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     found = measure(trainer, batch, Asked(config, "float32", 2))
+    assert found
     assert all(each.seconds > 0 for each in found)
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     assert trainer.step_count == 0

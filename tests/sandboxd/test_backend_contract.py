@@ -90,7 +90,11 @@ async def test_leaving_a_command_kills_its_tree(box: Connection) -> None:
     async with box.exec(Command(argv=(b"sh", b"-c", script.encode()))) as events:
         async for event in events:
             if isinstance(event, Stdout):
+                # Or there would be nothing to kill.
+                assert await processes_with(box, marker)
                 break
+        else:
+            pytest.fail("it ended before it was left")
     async with asyncio.timeout(SOON):
         while await processes_with(box, marker):
             continue  # Each look is a command of its own: the sandbox sets the pace.

@@ -306,6 +306,8 @@ def test_transcripts_are_bounded() -> None:
 def test_scripts_name_no_metric() -> None:
     """The daemon tells which metrics are drawn: one list, which a test holds against what runs write."""
     kinds = {key.partition("/")[0] for key in KEYS}
-    for script in Path(web.__file__).parent.glob("*.js"):
+    scripts = list(Path(web.__file__).parent.glob("*.js"))
+    assert scripts
+    for script in scripts:
         found = re.findall(rf"[\"'`]((?:{'|'.join(kinds)})/\w+)", script.read_text())
         assert (script.name, found) == (script.name, [])
