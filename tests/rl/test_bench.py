@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl.bench.arms import ARMS, RATES, SANDBOXES, TAILS, Cell, World, worlds
+from rl.bench.arms import ARMS, RATES, SANDBOXES, TAILS, Cell, World, cells, worlds
 from rl.bench.cell import Outcome, run_cell
 from rl.bench.command import bench
 from rl.bench.memory import measure_memory
@@ -44,6 +45,15 @@ def outcomes() -> list[Outcome]:
     """Arms in the world with the longest tail, and one in that of failing sandboxes."""
     made = [run_cell(cell(name, World())) for name in CHOSEN]
     return compared([*made, run_cell(cell("async-4", World(sandboxes="5 s, 2% failing")))])
+
+
+def test_what_is_decided_by_a_ratio_is_run_more_often() -> None:
+    equal = [World(1.0), World(1.0, sandboxes="5 s"), World(2.0)]
+    runs = Counter((each.arm.name, each.world) for each in cells(equal, ARMS, Cell(ARMS[0], equal[0]), 3))
+    assert (
+        [runs["async-1", world] for world in equal] == [runs["sync", world] for world in equal] == [12, 3, 1]
+    )
+    assert [runs["async-2", world] for world in equal] == [3, 3, 1]
 
 
 def test_arms_keep_its_bound_and_closes_its_books(outcomes: list[Outcome]) -> None:
