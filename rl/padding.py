@@ -66,7 +66,7 @@ class Padded:
                 ids.flatten()[targets].to(device),
             )
         sums = policy_loss(_inputs(chosen, logprobs), self._objective, totals)
-        sums.loss.backward()  # type: ignore[no-untyped-call]
+        sums.loss.backward()
         return ids.numel()
 
 

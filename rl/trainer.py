@@ -161,7 +161,7 @@ class TorchTrainer:
             reference_logprobs=self._reference_logprobs(packed),
         )
         sums = policy_loss(inputs, self._objective, totals)
-        sums.loss.backward()  # type: ignore[no-untyped-call]
+        sums.loss.backward()
         return {
             "loss": sums.loss.item(),
             "tokens": sums.token_count,

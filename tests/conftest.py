@@ -84,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For `pytest -n 2`: each part of the suite is one worker's; who is done takes the next."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class Parts(LoadScopeScheduling):  # type: ignore[misc]
+    class Parts(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return part_of(ROOT / nodeid.partition("::")[0])
 

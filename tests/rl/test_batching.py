@@ -106,7 +106,7 @@ def test_packed_loss_and_gradients_equal_unpacked(trunk_length: int, rest: int, 
     groups = [random_group(seed, trunk, rest) for seed in range(3)]
     reference = tiny_llama()
     loss = unpacked_loss(reference, groups, cap=1.2)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     model = tiny_llama()
     trainer = TorchTrainer(model, TrainerConfig(ratio_cap=1.2))
     batch = Batch(1, tuple(groups))

@@ -24,7 +24,7 @@ MISSING = (math.nan, -math.inf, math.inf)
 EXTREME = (100.0, -100.0, 25.0, -25.0, 0.0)
 
 
-def objective_of(name: Any, **values: Any) -> Objective:
+def objective_of(name: LossName, **values: Any) -> Objective:
     return TrainerConfig(loss=name, **values).objective
 
 
@@ -88,7 +88,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
 @settings(max_examples=60, deadline=None)
 @given(rows=rows(), coefficient=st.sampled_from((0.0, 0.3)), estimator=st.sampled_from(("k2", "k3")))
 def test_value_and_gradient_are_those_of_the_formula(
-    name: str, rows: list[Row], coefficient: float, estimator: str
+    name: LossName, rows: list[Row], coefficient: float, estimator: str
 ) -> None:
     objective = objective_of(name, kl_coefficient=coefficient, kl_estimator=estimator)
     if not any(row.now for row in rows):
@@ -110,15 +110,14 @@ def random_rows(seed: int, samples: int = 3, spread: float = 0.4) -> list[Row]:
     found = []
     for index in range(samples):
         now = [rng.uniform(-5, 0) for _ in range(1 + index * 2)]
-        near = ([value + rng.gauss(0, spread) for value in now] for _ in range(3))
-        first, second, third = near
-        found.append(Row(now, first, second, third, rng.gauss(0, 1)))
+        sampler, reference, proximal = ([value + rng.gauss(0, spread) for value in now] for _ in range(3))
+        found.append(Row(now, sampler, reference, proximal, rng.gauss(0, 1)))
     return found
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", NAMES)
-def test_gradient_is_that_of_finite_differences(name: str, seed: int) -> None:
+def test_gradient_is_that_of_finite_differences(name: LossName, seed: int) -> None:
     """Of the formula with all that stops the gradient held still."""
     objective = objective_of(name, kl_coefficient=0.3)
     rows = random_rows(seed)
@@ -141,7 +140,7 @@ def test_every_name_has_a_function_and_a_reference() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_float32_is_near_float64(name: str) -> None:
+def test_float32_is_near_float64(name: LossName) -> None:
     rows = random_rows(5)
     objective = objective_of(name)
     exact = policy_loss(tokens_of(rows), objective, totals_of(rows))
@@ -153,7 +152,7 @@ def test_float32_is_near_float64(name: str) -> None:
 @pytest.mark.parametrize("gap", [100.0, -100.0, 1e4, -1e4])
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_gap_of_any_size_stays_finite_in_float32(name: str, advantage: float, gap: float) -> None:
+def test_a_gap_of_any_size_stays_finite_in_float32(name: LossName, advantage: float, gap: float) -> None:
     now = [-1.0, -2.0]
     far = [value - gap for value in now]
     inputs = tokens_of([Row(now, far, far, far, advantage)], torch.float32, proximal=False)
@@ -164,7 +163,7 @@ def test_a_gap_of_any_size_stays_finite_in_float32(name: str, advantage: float, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_passes_of_whole_samples_add_up_to_the_batch(name: str) -> None:
+def test_passes_of_whole_samples_add_up_to_the_batch(name: LossName) -> None:
     rows = random_rows(7, samples=4)
     objective = objective_of(name, kl_coefficient=0.2)
     whole, _ = computed(rows, objective)
@@ -173,7 +172,7 @@ def test_passes_of_whole_samples_add_up_to_the_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pass_without_tokens_costs_nothing(name: str) -> None:
+def test_a_pass_without_tokens_costs_nothing(name: LossName) -> None:
     rows = [Row([], [], [], [], 1.0)]
     sums = policy_loss(tokens_of(rows), objective_of(name, kl_coefficient=0.1), Totals(5, 2))
     assert (sums.loss.item(), sums.token_count, sums.masked_count) == (0.0, 0, 0)
@@ -208,13 +207,13 @@ def test_the_default_loss_is_what_it_was_to_the_bit() -> None:
 
 def test_decoupled_ppo_at_its_first_update_has_the_gradient_of_tis() -> None:
     rows = random_rows(11, spread=1.5)
-
-    def gradient(name: str) -> torch.Tensor:
+    gradients = []
+    for name in ("decoupled_ppo", "tis"):
         inputs = tokens_of(rows, proximal=False)
         sums = policy_loss(inputs, objective_of(name), totals_of(rows))
-        return torch.autograd.grad(sums.loss, inputs.logprobs)[0]
-
-    assert torch.allclose(gradient("decoupled_ppo"), gradient("tis"), rtol=1e-12)
+        gradients.append(torch.autograd.grad(sums.loss, inputs.logprobs)[0])
+    first, second = gradients
+    assert torch.allclose(first, second, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +230,9 @@ def test_decoupled_ppo_at_its_first_update_has_the_gradient_of_tis() -> None:
         ("cispo", [2.0, 0.0, -9.0], 1.0, 1),
     ],
 )
-def test_clipped_tokens_are_counted(name: str, gaps: list[float], advantage: float, clipped: int) -> None:
+def test_clipped_tokens_are_counted(
+    name: LossName, gaps: list[float], advantage: float, clipped: int
+) -> None:
     now = [-1.0] * 3
     row = Row(now, [-1.0 - gap for gap in gaps], now, now, advantage)
     sums = policy_loss(tokens_of([row], proximal=False), objective_of(name), Totals(3, 1))

@@ -62,7 +62,7 @@ def test_packed_loss_and_gradients_equal_the_formula(name: str, max_pass_tokens:
     trainer = TorchTrainer(tiny_llama(), config)
     trainer.model.load_state_dict(moved.state_dict())
     loss = unpacked_loss(moved, tiny_llama(), given, config)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     passes = list(plan_passes(given.groups, max_pass_tokens))
     totals = Totals(given.trained_count, given.sample_count)
     sums = [trainer.accumulate(packed, totals) for packed in passes]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sandboxd import Box, Client, CommandInfo, Cut, DetachedCommand, ExitReason, Kept, errors
+from sandboxd.requests import AcquireOptions
 from sandboxd.status import translated
 from sandboxd.types import Exited, Started, Stdout
 from sandboxd.v1 import sandbox_service_pb2 as pb
@@ -164,7 +165,7 @@ async def test_a_detached_command_goes_with_its_sandbox(daemon: Callable[..., An
 
 async def test_a_client_that_starts_again_finds_its_command(daemon: Callable[..., Any]) -> None:
     async with daemon(pools=POOLS) as client:
-        again: dict[str, Any] = {"request_id": "mine", "timeout": 30}
+        again: AcquireOptions = {"request_id": "mine", "timeout": 30}
         async with Client(client.address) as first:
             box = await first.acquire("python", **again)
             await box.start(["sh", "-c", "echo kept"], command_id="work")

@@ -11,7 +11,6 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -219,8 +218,7 @@ async def _health(client: Client, service: str, status: str) -> bool:
     """True once it is so; the answers are watched."""
     wanted = health_pb2.HealthCheckResponse.ServingStatus.Value(status)
     async with asyncio.timeout(30), grpc.aio.insecure_channel(client.address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=service))
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
         async for told in watch:
             if told.status == wanted:
                 return True

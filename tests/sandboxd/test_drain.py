@@ -11,7 +11,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -67,8 +66,7 @@ async def expiry(client: Client) -> float | None:
 async def health(client: Client, service: str = "") -> int:
     async with grpc.aio.insecure_channel(client.address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        return int((await stub.Check(request)).status)
+        return int((await health_pb2_grpc.HealthStub(channel).Check(request)).status)
 
 
 async def test_leases_go_on_and_new_work_is_refused(tmp_path: Path) -> None:

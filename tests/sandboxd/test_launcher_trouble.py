@@ -113,8 +113,7 @@ async def watched_health(client: Client, service: str) -> AsyncIterator[list[int
     async def watch() -> None:
         request = health_pb2.HealthCheckRequest(service=service)
         async with grpc.aio.insecure_channel(client.address) as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            async for told in stub.Watch(request):
+            async for told in health_pb2_grpc.HealthStub(channel).Watch(request):
                 said.append(told.status)  # noqa: PERF401 - looked at while they come
 
     watching = asyncio.create_task(watch())

@@ -104,8 +104,8 @@ async def raw_run(
 ) -> pb.RunCommandResponse:
     request = pb.ExecCommandRequest(name=box.name, argv=argv, output_limit_bytes=limit)
     with translated():
-        reply: pb.RunCommandResponse = await client.sandboxes.RunCommand(request)
-        return reply
+        response: pb.RunCommandResponse = await client.sandboxes.RunCommand(request)
+        return response
 
 
 async def test_leaving_a_stream_kills_the_command(daemon: OpenDaemon) -> None:
@@ -226,11 +226,9 @@ async def test_health_and_reflection_answer(daemon: OpenDaemon) -> None:
     async with daemon() as client:
         channel = grpc.aio.insecure_channel(client.address)
         check = health_pb2.HealthCheckRequest(service="sandboxd.v1.SandboxService")
-        health: Any = health_pb2_grpc.HealthStub(channel)
-        answer = await health.Check(check)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(check)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        sync_by_its_types: Any = channel
-        stub: Any = reflection_pb2_grpc.ServerReflectionStub(sync_by_its_types)
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         async for reply in stub.ServerReflectionInfo(requests):
             names = {service.name for service in reply.list_services_response.service}
