@@ -62,8 +62,8 @@ class _Pair:
 
 
 async def run(options: Options) -> Result:
-    """Measures on daemons of its own, two at a time: two that are alike differ by some percent for as long as
-    they live (where their memory lies, say), so one pair tells little, however long it runs.
+    """Measures on daemons of its own, two at a time: two that are alike may differ by some percent for as
+    long as they live (where their memory lies, say): then one pair tells little, however long it runs.
 
     Raises BackendUnavailable when one cannot be started.
     """
