@@ -23,7 +23,11 @@ class CurriculumConfig(Section):
     open_at: Share = 0.25
     """The next level of a family opens once its hardest open one is solved so often."""
     memory: Annotated[float, Field(gt=0, le=1e6)] = 16.0
-    """Episodes of a level that its estimate looks back on: fewer follow the policy faster, less exactly."""
+    """Episodes of a level, or of a problem of a fixed set, that its estimate looks back on: fewer follow the
+    policy faster, less exactly."""
+    rest: Annotated[int, Field(ge=0, le=1000)] = 4
+    """Epochs that a problem of a fixed set is left out of, once so many of its episodes were seen and its
+    solve rate is outside of the band; 0: none is left out."""
 
     @field_validator("high")
     @classmethod

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rl.errors import Exhausted
+from rl.estimates import Estimate, Place, ProblemEstimates
 from rl.tasks import TaskSource
 from rl.tasks.source import SEEDS_OF_A_RUN
 from rl.types import Task
-
-Place = tuple[str, int]
-"""A family and a level."""
 
 
 class Curriculum(Protocol):
@@ -110,7 +108,8 @@ class BandSettings:
 
     A place is in the band while its estimated solve rate lies in `[low, high]`; outside, it keeps the
     share `outside` of a place in the middle. The next level of a family opens once the hardest open
-    one reaches `open_at`. `memory` is the number of episodes that the estimate looks back on.
+    one reaches `open_at`. `memory` is the number of episodes that an estimate looks back on, `rest` for how
+    many epochs a problem of a fixed set is left out: see `ProblemEstimates`.
     """
 
     low: float = 0.05
@@ -118,34 +117,13 @@ class BandSettings:
     outside: float = 0.02
     open_at: float = 0.25
     memory: float = 16.0
+    rest: int = 4
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low < self.high <= 1.0:
             raise ValueError(f"the band [{self.low}, {self.high}] must lie in [0, 1] and not be empty")
         if self.outside <= 0.0 or self.memory <= 0.0:
             raise ValueError("outside and memory must be positive: a place never drawn is never re-estimated")
-
-
-@dataclass(slots=True)
-class _Estimate:
-    """Discounted counts of solved and failed episodes at one place."""
-
-    solved: float = 0.0
-    failed: float = 0.0
-
-    @property
-    def seen(self) -> float:
-        return self.solved + self.failed
-
-    @property
-    def rate(self) -> float:
-        """Mean of the Beta posterior from a prior of one solved and one failed episode."""
-        return (self.solved + 1.0) / (self.seen + 2.0)
-
-    def add(self, rewards: Sequence[float], memory: float) -> None:
-        keep = max(0.0, min(1.0, (memory - len(rewards)) / self.seen)) if self.seen else 0.0
-        self.solved = self.solved * keep + sum(rewards)
-        self.failed = self.failed * keep + len(rewards) - sum(rewards)
 
 
 class SolveRateBands:
@@ -160,8 +138,8 @@ class SolveRateBands:
     it a place's groups that are still being played share its weight, so that a new level is not tried
     often before it is known.
 
-    When every level is open and was last seen above the band, no group would carry a signal: the tasks have
-    then run out.
+    When every level is open and was last seen above the band, of a fixed set each of its problems, no group
+    would carry a signal: the tasks have then run out.
     """
 
     def __init__(
@@ -178,22 +156,32 @@ class SolveRateBands:
         self._levels = {family: counts[family] for family in families}
         self._open = dict.fromkeys(families, 1)
         self._settings = settings
-        self._estimates: dict[Place, _Estimate] = {}
+        self._estimates: dict[Place, Estimate] = {}
         self._playing: Counter[Place] = Counter()
         self._drawer = _Drawer(source, seed)
+        self._problems = ProblemEstimates(settings.low, settings.high, settings.memory, settings.rest)
 
     def next_task(self) -> Task:
         if self._mastered():
             raise Exhausted(f"every level of {', '.join(self._levels)} is solved")
         chosen = self._drawer.choose(*self._shares())
         self._playing[chosen] += 1
+        # Where all problems of a set rest, whichever comes next is played.
+        for _ in range(self._drawer.source.set_size(*chosen)):
+            task = self._drawer.draw(chosen)
+            if not self._problems.rests(task):
+                return task
         return self._drawer.draw(chosen)
 
     def _mastered(self) -> bool:
         places = [(family, level) for family, count in self._levels.items() for level in range(count)]
-        known = [self._estimate(place) for place in places]
-        full = self._settings.memory
-        return all(place.seen >= full and place.rate > self._settings.high for place in known)
+        return all(map(self._is_mastered, places))
+
+    def _is_mastered(self, place: Place) -> bool:
+        if size := self._drawer.source.set_size(*place):
+            return self._problems.solved(place) >= size
+        known = self._estimate(place)
+        return known.seen >= self._settings.memory and known.rate > self._settings.high
 
     def _shares(self) -> tuple[list[Place], list[float]]:
         """The open places, and how often each is to be drawn now."""
@@ -207,8 +195,8 @@ class SolveRateBands:
 
     def _left_to_learn(self, family: str) -> float:
         """The mean share of attempts that fail, over all levels; a level never played counts as unsolved."""
-        rates = [self._estimates.get((family, level)) for level in range(self._levels[family])]
-        return 1.0 - sum(known.rate for known in rates if known is not None) / len(rates)
+        places = [(family, level) for level in range(self._levels[family])]
+        return 1.0 - sum(self._rate(place) for place in places if place in self._estimates) / len(places)
 
     def open_places(self) -> list[Place]:
         """The places that can be drawn now."""
@@ -216,7 +204,7 @@ class SolveRateBands:
 
     def weight(self, place: Place) -> float:
         """How often a place is drawn, relative to one whose solve rate is 1/3, which is drawn most."""
-        rate = self._estimate(place).rate
+        rate = self._rate(place)
         inside = self._settings.low <= rate <= self._settings.high
         worth = 27.0 / 4.0 * rate * (1.0 - rate) ** 2 if inside else 0.0
         return max(worth, self._settings.outside)
@@ -227,16 +215,19 @@ class SolveRateBands:
             self._playing[place] -= 1
         if task.family not in self._open or not rewards:
             return
-        self._estimates.setdefault(place, _Estimate()).add(rewards, self._settings.memory)
+        estimate = self._estimates.setdefault(place, Estimate())
+        if self._drawer.source.set_size(*place):
+            self._problems.observe(task, rewards, self._rate(place))
+        estimate.add(rewards, self._settings.memory)
         hardest = (task.family, self._open[task.family] - 1)
-        if self._estimate(hardest).seen and self._estimate(hardest).rate >= self._settings.open_at:
+        if self._estimate(hardest).seen and self._rate(hardest) >= self._settings.open_at:
             self._open[task.family] = min(self._open[task.family] + 1, self._levels[task.family])
 
     def metrics(self) -> dict[str, float]:
         found = {f"curriculum/open/{family}": float(count) for family, count in self._open.items()}
-        for (family, level), estimate in sorted(self._estimates.items()):
-            found[f"curriculum/solve_rate/{family}/{level}"] = estimate.rate
-        return found
+        for family, level in sorted(self._estimates):
+            found[f"curriculum/solve_rate/{family}/{level}"] = self._rate((family, level))
+        return found | self._problems.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -249,6 +240,7 @@ class SolveRateBands:
                 [family, level, estimate.solved, estimate.failed]
                 for (family, level), estimate in sorted(self._estimates.items())
             ],
+            "problems": self._problems.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -257,8 +249,16 @@ class SolveRateBands:
         self._open = {family: int(state["open"].get(family, 1)) for family in self._levels}
         self._playing = Counter({(family, level): count for family, level, count in state["playing"]})
         self._estimates = {
-            (family, level): _Estimate(solved, failed) for family, level, solved, failed in state["estimates"]
+            (family, level): Estimate(solved, failed) for family, level, solved, failed in state["estimates"]
         }
+        # A checkpoint of a version that did not tell problems apart has none.
+        if (problems := state.get("problems")) is not None:
+            self._problems.load_state_dict(problems)
 
-    def _estimate(self, place: Place) -> _Estimate:
-        return self._estimates.get(place) or _Estimate()
+    def _rate(self, place: Place) -> float:
+        """A fixed set's is that of all its problems: the last few episodes are of two of them."""
+        of_all = self._problems.rate(place)
+        return self._estimate(place).rate if of_all is None else of_all
+
+    def _estimate(self, place: Place) -> Estimate:
+        return self._estimates.get(place) or Estimate()

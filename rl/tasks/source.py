@@ -8,7 +8,7 @@ import random
 import traceback
 from collections.abc import Iterable, Sequence
 
-from rl.tasks.base import Family, FixedSet
+from rl.tasks.base import Family, FixedSet, Problem
 from rl.tasks.sandboxed import Sandboxed
 from rl.types import Task
 
@@ -60,8 +60,13 @@ class TaskSource:
             return self._from_set(made, family, level, seed)
         return self._draw("train", family, level, seed)
 
+    def set_size(self, family: str, level: int) -> int:
+        """How many problems there are to train on, of a family that has a fixed set of them; else 0."""
+        made = self._family(family)
+        return len(_of_training(made, level)) if isinstance(made, FixedSet) else 0
+
     def _from_set(self, made: FixedSet, family: str, level: int, seed: int) -> Task:
-        problems = [each for each in made.problems(level) if not is_held_out(each.question)]
+        problems = _of_training(made, level)
         run, number = divmod(seed, SEEDS_OF_A_RUN)
         epoch, place = divmod(number, len(problems))
         order = list(range(len(problems)))
@@ -113,6 +118,10 @@ class TaskSource:
         if name not in self.families:
             raise UnknownFamily(f"no task family {name!r}; there are {', '.join(sorted(self.families))}")
         return self.families[name]
+
+
+def _of_training(made: FixedSet, level: int) -> list[Problem]:
+    return [each for each in made.problems(level) if not is_held_out(each.question)]
 
 
 def load_family(path: str) -> AnyFamily:

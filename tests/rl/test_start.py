@@ -73,8 +73,8 @@ def test_a_checkpoint_of_another_curriculum_is_refused(tmp_path: Path) -> None:
 def test_the_curriculum_has_the_band_of_the_settings(tmp_path: Path) -> None:
     """At 0.75 a level is in the band by default, and out of one that ends at 0.6."""
     rates = []
-    for band in ({}, {"high": 0.6, "outside": 0.01}):
-        wanted = config(tmp_path).model_copy(update={"curriculum": CurriculumConfig(**band)})
+    for band in (CurriculumConfig(), CurriculumConfig(high=0.6, outside=0.01)):
+        wanted = config(tmp_path).model_copy(update={"curriculum": band})
         session = Session(wanted, Start(), Progress(1, console=Console(file=io.StringIO())), 0.0)
         curriculum = session.curriculum(task_source(wanted))
         assert isinstance(curriculum, SolveRateBands)
