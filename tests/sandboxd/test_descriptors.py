@@ -16,7 +16,7 @@ from sandboxd.backends.fake import FakeBackend
 from sandboxd.backends.namespace import NamespaceBackend
 from sandboxd.types import Command, Template
 
-TURNS = 25
+TURNS = 20
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
@@ -34,7 +34,7 @@ async def cut_off(work: Coroutine[Any, Any, object], after: int) -> None:
     taken = [end for _ in range(12) for end in os.pipe()]
     try:
         del task, work
-        for _ in range(3):
+        for _ in range(2):
             gc.collect()
             await turns(3)
         for number in taken:
@@ -45,8 +45,13 @@ async def cut_off(work: Coroutine[Any, Any, object], after: int) -> None:
 
 
 def run(loop: Callable[[], asyncio.AbstractEventLoop], body: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(body)
+    # What the tests before have left would be looked through each time.
+    gc.freeze()
+    try:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(body)
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("loop", LOOPS)
