@@ -35,23 +35,38 @@ class SyncClient:
         self._closing = asyncio.Event()
         opened: asyncio.Future[Client] = self._loop.create_future()
         self._life = asyncio.run_coroutine_threadsafe(self._live(opened), self._loop)
-        self._client = self.run(_wait_for(opened))
+        try:
+            self._client = self.run(_wait_for(opened))
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Raises what the client's life ended with."""
         self._loop.call_soon_threadsafe(self._closing.set)
-        self._life.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self._life.result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     async def _live(self, opened: asyncio.Future[Client]) -> None:
         """Holds the client open in one task, which must both enter and leave it."""
-        async with self._offered as client:
-            opened.set_result(client)
-            await self._closing.wait()
+        try:
+            async with self._offered as client:
+                opened.set_result(client)
+                await self._closing.wait()
+        except Exception as error:
+            if not opened.done():
+                opened.set_exception(error)
+            raise
 
     @contextlib.contextmanager
     def acquire(self, pool: str, **options: Any) -> Iterator[SyncBox]:

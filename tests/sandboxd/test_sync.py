@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ async def test_a_directory_whose_path_is_too_long_for_an_address(tmp_path: Path)
         with SyncClient(address) as client, client.acquire("python", timeout=30) as box:
             assert box.exec(["echo", "hi"]).stdout == b"hi\n"
     assert not (state / "sandboxd.sock").exists()
+
+
+def test_a_client_that_cannot_be_opened_says_so() -> None:
+    client = SyncClient("dns:\udcff")
+    with pytest.raises(UnicodeEncodeError), client:
+        pass
+    assert "sandboxd client" not in [thread.name for thread in threading.enumerate()]
 
 
 def use(address: str) -> None:
