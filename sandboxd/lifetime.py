@@ -92,6 +92,25 @@ async def whole(work: Awaitable[Result], undo: Callable[[Result], None]) -> Resu
         raise
 
 
+async def cleaned_up(doing: str, work: Awaitable[object]) -> None:
+    """Has a clean-up end before what called for it is raised further: `except BaseException: await …; raise`.
+
+    It goes on whatever cancellations come, and one that came is raised at its end. Its own failure is logged:
+    it must not take the place of what is under way, least of all of a cancellation.
+    """
+    working = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not working.cancelled() and (failure := working.exception()) is not None:
+        logger.warning("%s: %s: %s", doing, type(failure).__name__, failure)
+    if cancelled is not None:
+        raise cancelled
+
+
 async def ended(pid: int) -> None:
     """Returns when a child has ended, and does not reap it; asyncio's own wait also waits for its pipes."""
     loop = asyncio.get_running_loop()

@@ -23,7 +23,7 @@ from sandboxd.backends.host_process import HostProcess
 from sandboxd.backends.scripted import Answer, scripted
 from sandboxd.clock import Clock, MonotonicClock
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
-from sandboxd.lifetime import in_thread
+from sandboxd.lifetime import cleaned_up, in_thread
 from sandboxd.types import Capabilities, Command, Event, Template
 
 
@@ -111,7 +111,7 @@ class FakeBackend:
                 await connection.begin_with(self._branches[template.branches[-1]])
         except BaseException:
             del self._alive[sandbox_id]
-            await asyncio.shield(connection.end())
+            await cleaned_up(f"ending {sandbox_id}", connection.end())
             raise
         return connection
 
@@ -152,7 +152,7 @@ class FakeBackend:
                 raise SandboxLost(f"sandbox {sandbox_id} is gone")
             await source.copy_to(directory)
         except BaseException:
-            await asyncio.shield(self.prune(branch))
+            await cleaned_up(f"removing branch {branch}", self.prune(branch))
             raise
         return replace(template, branches=(*template.branches, branch), setup=())
 

@@ -8,11 +8,13 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import Any
 
 from sandboxd.backends import users
 from sandboxd.backends.link import COPY_SECONDS, Link
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.images.store import LAYER_LIMIT, Image, ImageError, ImageStore, Layer, check_name
+from sandboxd.lifetime import cleaned_up
 from sandboxd.types import Template
 
 
@@ -28,7 +30,7 @@ class Snapshots:
         try:
             await self._copy(id=sandbox_id, to_branch=branch)
         except BaseException:
-            await asyncio.shield(self.prune(branch))
+            await cleaned_up(f"removing branch {branch}", self.prune(branch))
             raise
 
     async def prune(self, branch: str) -> None:
@@ -103,8 +105,7 @@ class Snapshots:
             answer = await asyncio.shield(asked)
         except asyncio.CancelledError:
             target = what.get("to_branch") or what["to_partial"]
-            await asyncio.shield(self._link.ask("give up", copy=target))
-            await asyncio.wait([asked])
+            await cleaned_up(f"ending the copy to {target}", self._given_up(asked, target))
             raise
         if "ended" in answer:
             raise SandboxLost(f"sandbox {what['id']}: {answer['ended']}", phase=Phase.FILE)
@@ -114,3 +115,8 @@ class Snapshots:
             )
         size: int = answer["size"]
         return size
+
+    async def _given_up(self, asked: asyncio.Future[dict[str, Any]], target: str) -> None:
+        # Where that fails nothing is known of the copy's end, and it is not waited for.
+        await self._link.ask("give up", copy=target)
+        await asyncio.wait([asked])

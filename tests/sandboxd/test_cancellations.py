@@ -1,0 +1,63 @@
+"""A cancellation outlives the clean-up that it calls for, and the clean-up a second cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from sandboxd.backends.fake import FakeBackend
+from sandboxd.backends.link import Link
+from sandboxd.backends.snapshots import Snapshots
+from sandboxd.errors import SandboxLost
+from sandboxd.lifetime import cleaned_up
+from sandboxd.types import Template
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_clean_up_ends_whatever_cancellations_come(caplog: pytest.LogCaptureFixture) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def clean_up() -> None:
+        begun.set()
+        await may_end.wait()
+        raise ValueError("a reason")
+
+    cleaning = asyncio.create_task(cleaned_up("cleaning", clean_up()))
+    async with asyncio.timeout(20):
+        await begun.wait()
+        for _ in range(2):
+            cleaning.cancel()
+            await asyncio.sleep(0)
+            assert not cleaning.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await cleaning
+    assert "cleaning: ValueError: a reason" in caplog.text
+
+
+async def test_a_branch_that_fails_says_why_where_its_removal_fails_too() -> None:
+    backend = FakeBackend()
+    backend.script.prune_failures = 1
+    with pytest.raises(SandboxLost, match="gone"):
+        await backend.branch("none", Template("p"), "b")
+    await backend.close()
+
+
+async def test_a_copy_whose_end_cannot_be_asked_for_is_cancelled_all_the_same() -> None:
+    ours, theirs = socket.socketpair()
+    link = Link(*await asyncio.open_unix_connection(sock=ours))
+    reader, writer = await asyncio.open_unix_connection(sock=theirs)
+    branching = asyncio.create_task(Snapshots(link, 0).branch("s", "b"))
+    async with asyncio.timeout(20):
+        assert json.loads(await reader.readline())["do"] == "copy"
+        branching.cancel()
+        assert json.loads(await reader.readline())["do"] == "give up"
+        writer.close()
+        await asyncio.wait([branching])
+    assert branching.cancelled()
+    await link.close()
+    await writer.wait_closed()
