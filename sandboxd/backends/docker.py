@@ -28,6 +28,7 @@ from sandboxd.backends.engine import Api, Engine, EngineRefused
 from sandboxd.backends.instance import instance
 from sandboxd.backends.native import PROGRAM
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
+from sandboxd.lifetime import cleaned_up
 from sandboxd.types import Capabilities, Template
 
 SANDBOX_LABEL = "sandboxd.sandbox"
@@ -176,7 +177,7 @@ class DockerBackend:
             await self._commit(sandbox_id, tag, f"LABEL {LABEL}={self._instance}")
         except BaseException:
             # Also what the Engine finished after a call of ours had given up on it.
-            await asyncio.shield(self.prune(branch))
+            await cleaned_up(f"removing branch {branch}", self.prune(branch))
             raise
         forks = replace(template, image=tag, branches=(*template.branches, branch), setup=())
         self._images.adopt(forks, replace(image, reference=tag))
@@ -225,8 +226,8 @@ class DockerBackend:
         except asyncio.CancelledError:
             # Over by now, as any cancelled call of the Engine.
             if made:
-                with contextlib.suppress(docker.errors.APIError):
-                    await self._engine.call(lambda api: api.remove_image(made[0], force=True))
+                remove = self._engine.call(lambda api: api.remove_image(made[0], force=True))
+                await cleaned_up(f"removing image {image}", remove)
             raise
         except docker.errors.NotFound as error:
             raise SandboxLost(f"container {name} is gone", phase=Phase.FILE) from error
