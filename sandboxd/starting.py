@@ -114,6 +114,10 @@ class _Remains:
             logger.warning("sandbox %s is not cleaned up yet: %s", self._id, error.message)
             self._left()
             return False
+        except BaseException:
+            # Cancelled once more. Not waited for: a backend that hangs would hold up whoever cancels.
+            self._left()
+            raise
         return True
 
     async def end_if_cancelled(self, error: StartFailed) -> None:

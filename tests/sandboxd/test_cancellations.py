@@ -8,11 +8,14 @@ import socket
 
 import pytest
 
-from sandboxd.backends.fake import FakeBackend
+from sandboxd.backends.fake import FakeBackend, FakeConnection
 from sandboxd.backends.link import Link
 from sandboxd.backends.snapshots import Snapshots
+from sandboxd.clock import ManualClock
 from sandboxd.errors import SandboxLost
 from sandboxd.lifetime import cleaned_up
+from sandboxd.pacing import Pace
+from sandboxd.starting import RetryPolicy, Starter
 from sandboxd.types import Template
 
 pytestmark = pytest.mark.anyio
@@ -61,3 +64,41 @@ async def test_a_copy_whose_end_cannot_be_asked_for_is_cancelled_all_the_same() 
     assert branching.cancelled()
     await link.close()
     await writer.wait_closed()
+
+
+class Hanging(FakeBackend):
+    """Gives no answer to a destruction."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.made, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def create(self, sandbox_id: str, template: Template) -> FakeConnection:
+        connection = await super().create(sandbox_id, template)
+        self.made.set()
+        return connection
+
+    async def destroy(self, sandbox_id: str) -> None:
+        self.asked.set()
+        if self.made.is_set():
+            await asyncio.get_running_loop().create_future()
+        await super().destroy(sandbox_id)
+
+
+async def test_a_start_cancelled_again_in_its_clean_up_says_that_something_is_left(
+    clock: ManualClock,
+) -> None:
+    backend, left = Hanging(clock), list[bool]()
+    template = Template("p", setup=(b"sleep", b"1000"))
+    starter = Starter(backend, template, RetryPolicy(), clock, Pace(ceiling=1))
+    starting = asyncio.create_task(starter.start("s", between=clock.sleep, left=lambda: left.append(True)))
+    async with asyncio.timeout(20):
+        await backend.made.wait()
+        starting.cancel()
+        await backend.asked.wait()
+        starting.cancel()
+        await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert left == [True]
+    backend.made.clear()
+    await backend.close()
