@@ -6,7 +6,7 @@ await when its client leaves or the server stops.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +22,7 @@ from sandboxd.errors import Internal, InvalidRequest, SandboxdError
 from sandboxd.gate import Gate
 from sandboxd.pools import Pools
 from sandboxd.status import to_status
-from sandboxd.streams import joined, talk, while_running
+from sandboxd.streams import conversation, joined
 from sandboxd.telemetry.recorder import ran
 from sandboxd.types import Exited, QueuePosition
 from sandboxd.uploads import upload
@@ -216,13 +216,9 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
         pool, sandbox_id = self._pools.holding(first.start.name)
         command = wire.command(first.start, interactive=True)
         async with pool.connection(sandbox_id).exec(command) as execution:
-            talking = asyncio.create_task(talk(requests, execution))
-            try:
-                async for event in while_running(talking, aiter(execution)):
+            async with contextlib.aclosing(conversation(requests, execution)) as events:
+                async for event in events:
                     yield wire.event(event)
-            finally:
-                talking.cancel()
-                await asyncio.wait([talking])
 
     @streaming
     async def AttachCommand(

@@ -267,7 +267,8 @@ class SandboxServiceServicer:
     def InteractCommand(self, request_iterator, context):
         """As ExecCommand, for a command that its caller talks to while it runs. The first message starts it; the
         rest are its input, signals to it and the size of its terminal, in order. What comes after its end is
-        dropped. The end of the messages is the end of its input.
+        dropped. The end of the messages is the end of its input, answered with an empty piece of `stdout` before the
+        command hears of it; where the call breaks or is cancelled it hears of none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -305,7 +306,8 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WriteFile(self, request_iterator, context):
-        """Replaces one file atomically. The first message names it; the rest carry its data.
+        """Replaces one file atomically. The first message names it; the rest carry its data. Without the caller's end of
+        the messages (the call breaks, is cancelled or past its deadline) the file stays as it was.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
