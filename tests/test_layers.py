@@ -23,7 +23,7 @@ PLACES = {
             for name in (
                 "telemetry/calls",
                 *("client", "interaction", "patience", "remote_files", "remote_pools", "resumption"),
-                *("daemon", "health_checks", "service", "status"),
+                *("daemon", "health_checks", "service", "status", "uploads"),
             )
         ),
     },
