@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -12,17 +14,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
+from sandboxd import Box, Client
 from sandboxd.bench.audit import Snapshot
+from sandboxd.types import PoolStats
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
+
+from .test_recovery import pid_of
 
 MARK = "ENDING"
 LEASE_SECONDS = 1
 HELD = "sleep 1000"
+# What a sandbox has before the calls that attach to a command, and those about files.
+ATTACHED, LARGE = "attached", "files/large"
+LARGE_BYTES = 8 << 20
+Message = TypeVar("Message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +111,27 @@ def terminal(caller: Caller, target: Target, timeout: float | None) -> Any:
     return caller.stub.InteractCommand(_said(caller, start), timeout=timeout)
 
 
+def attach(caller: Caller, target: Target, timeout: float | None) -> Any:
+    request = pb.AttachCommandRequest(name=target.sandbox, command_id=ATTACHED)
+    return caller.stub.AttachCommand(request, timeout=timeout)
+
+
+def read(caller: Caller, target: Target, timeout: float | None) -> Any:
+    return caller.stub.ReadFile(pb.ReadFileRequest(name=target.sandbox, path=LARGE.encode()), timeout=timeout)
+
+
+def write(caller: Caller, target: Target, timeout: float | None) -> Any:
+    what = pb.WriteFileRequest.Target(name=target.sandbox, path=b"files/written")
+    messages = pb.WriteFileRequest(target=what), pb.WriteFileRequest(data=bytes(1 << 18))
+    return caller.stub.WriteFile(_said(caller, *messages), timeout=timeout)
+
+
 def _new_id() -> str:
     """Of a command: one whose call ended too soon may have begun all the same."""
     return f"c{uuid.uuid4().hex}"
 
 
-async def _said(
-    caller: Caller, *messages: pb.InteractCommandRequest
-) -> AsyncIterator[pb.InteractCommandRequest]:
+async def _said(caller: Caller, *messages: Message) -> AsyncIterator[Message]:
     """And nothing after it, nor an end before the call's."""
     for message in messages:
         yield message
@@ -119,7 +142,7 @@ CALLS: dict[str, Callable[[Caller, Target, float | None], Any]] = {
     call.__name__: call
     for call in (
         acquire, gang, fork, silent, printing, named, detached, run, unstarted, stdin_open, stdin_unread,
-        terminal,
+        terminal, attach, read, write,
     )
 }  # fmt: skip
 
@@ -219,67 +242,6 @@ def _be_killed(address: str, pipe: Connection) -> None:
     asyncio.run(call())
 
 
-class Relay:
-    """Stands between a client and the daemon: passes on bytes, holds replies back, and breaks."""
-
-    def __init__(self, socket: Path, target: str) -> None:
-        self.address = f"unix:{socket}"
-        self._socket, self._target = socket, target.removeprefix("unix:")
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-
-    async def __aenter__(self) -> Relay:
-        self._server = await asyncio.start_unix_server(self._serve, self._socket)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.cut()
-        self._server.close()
-        self.go_on()
-        async with asyncio.timeout(20):
-            while self._writers:
-                await asyncio.sleep(0.01)
-        self._socket.unlink()
-
-    def hold(self) -> None:
-        """From now on nothing of what the daemon says arrives."""
-        self._flowing.clear()
-
-    def go_on(self) -> None:
-        """What was held back arrives."""
-        self._flowing.set()
-
-    def cut(self) -> None:
-        """Breaks every connection, on both sides."""
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        source, target = await asyncio.open_unix_connection(self._target)
-        writers = {writer, target}
-        self._writers |= writers
-        try:
-            ways = [self._pass(reader, target, hold=False), self._pass(source, writer, hold=True)]
-            tasks = [asyncio.ensure_future(way) for way in ways]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        finally:
-            for each in writers:
-                each.transport.abort()
-            self._writers -= writers
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, hold: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 16):
-                if hold:
-                    await self._flowing.wait()
-                writer.write(data)
-                await writer.drain()
-
-
 class Served:
     """A daemon in a process of its own, for many cells of the table."""
 
@@ -336,3 +298,41 @@ async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
     async with asyncio.timeout(30):
         while not (held if isinstance(held := holds(), bool) else await held):
             await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def frozen(box: Box) -> AsyncIterator[None]:
+    """The sandbox's first process does not run."""
+    pid = await pid_of(box)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+async def prepare(call: str, box: Box, marker: str) -> None:
+    """Has a sandbox ready for a call of that name."""
+    if call == "attach":
+        await box.start(["sh", "-c", HELD], command_id=ATTACHED, env={MARK: marker})
+    if call in ("read", "write"):
+        await box.write_file(LARGE, bytes(LARGE_BYTES))
+
+
+async def written(box: Box) -> list[bytes]:
+    """What a call has put beside the file that was there before, whole or not."""
+    return [info.name for info in await box.list_files("files") if info.name != b"large"]
+
+
+async def all_settled(client: Client) -> bool:
+    return all(map(is_settled, (await client.list_pools()).values()))
+
+
+def is_settled(stats: PoolStats) -> bool:
+    counts = (stats.starting, stats.warm, stats.active, stats.waiting, stats.deleting)
+    return counts == (0, stats.warm_target, 0, 0, 0)
+
+
+def fault_name(fault: str) -> str:
+    return fault.split()[1] if fault else "plain"

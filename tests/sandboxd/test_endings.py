@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,10 @@ import pytest
 from sandboxd import Box, Client
 from sandboxd.types import PoolStats
 
-from .endings_kit import MARK, Caller, Relay, Served, Target, Victim, asleep, marked, until
+from . import endings_kit
+from .endings_kit import MARK, Caller, Served, Target, Victim, asleep, frozen, is_settled, marked, until
+from .relay_kit import Relay
 from .test_process_death import gone
-from .test_recovery import pid_of
 
 pytestmark = pytest.mark.anyio
 
@@ -104,6 +103,10 @@ PHASES = (
     Phase("named", "named"),
     Phase("detached", "detached"),
     Phase("run", "run"),
+    # The command is another caller's.
+    Phase("attached", "attach", blind=True),
+    Phase("read-unread", "read", blind=True),
+    Phase("write-unfinished", "write"),
     Phase("stdin-open", "stdin_open"),
     Phase("stdin-unread", "stdin_unread"),
     Phase("terminal", "terminal", backends=NAMESPACE),
@@ -147,6 +150,7 @@ class Cell:
         self.before = await self._counts()
         if self.phase.held or is_command(self.phase):
             self._box = await self._client.acquire(self._pool, timeout=30)
+            await endings_kit.prepare(self.phase.call, self._box, self._marker)
         async with self.relay:
             async with frozen(self._box) if self.phase.frozen and self._box else contextlib.nullcontext():
                 yield self
@@ -171,6 +175,9 @@ class Cell:
             return True
         if self.phase.there is not None:
             return self.phase.there(await self.stats())
+        if self.phase.call == "write":
+            assert self._box is not None
+            return bool(await endings_kit.written(self._box))
         pids = marked(self._marker)
         return bool(pids) and (self.phase.name != "printing" or asleep(pids))
 
@@ -180,17 +187,22 @@ class Cell:
             await self._command_is_gone()
         else:
             await until(self._nobody_waits)
-        if self._box is not None:
-            await self._box.release()
+        await self.give_back()
         if not self.phase.lasting:
             await until(self._as_before)
             assert marked(self._marker) == []
+
+    async def give_back(self) -> None:
+        if self._box is not None:
+            await self._box.release()
 
     async def _command_is_gone(self) -> None:
         assert self._box is not None
         # A sandbox that did not run has heard of the call before it hears of this.
         assert (await self._box.exec(["true"])).ok
-        if self.phase.name == "detached":
+        if self.phase.call == "write":
+            await until(self._nothing_written)
+        if self.phase.name in ("detached", "attached"):
             assert marked(self._marker)
             known = await self._box.list_commands()
             assert known
@@ -199,24 +211,15 @@ class Cell:
                 await self._box.command(info.id).forget()
         await until(lambda: not marked(self._marker))
 
+    async def _nothing_written(self) -> bool:
+        return self._box is not None and not await endings_kit.written(self._box)
+
     async def _nobody_waits(self) -> bool:
         stats = await self.stats()
         return (stats.waiting, stats.active) == (0, int(self._box is not None))
 
     async def _as_before(self) -> bool:
         return await self._counts() == self.before
-
-
-@contextlib.asynccontextmanager
-async def frozen(box: Box) -> AsyncIterator[None]:
-    """The sandbox's first process does not run."""
-    pid = await pid_of(box)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.asynccontextmanager
@@ -238,7 +241,9 @@ async def deadline(cell: Cell) -> None:
                 while not (reached or caller.call.done()):
                     await asyncio.sleep(0.01)
                     reached = await cell.there()
-            assert await caller.ended() is grpc.StatusCode.DEADLINE_EXCEEDED
+                # To read a file's pieces before would bring it to its end.
+                code = await caller.call.code() if cell.phase.call == "read" else await caller.ended()
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         if reached:
             return
     raise AssertionError(f"{cell.phase} was never reached")
@@ -279,15 +284,12 @@ UNSENT = grpc.StatusCode.INTERNAL
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, UNSENT, grpc.StatusCode.ABORTED)
 ENDINGS = {ending.__name__: ending for ending in (deadline, cancelled, broken, killed)}
 
-
-def fault_name(fault: str) -> str:
-    return fault.split()[1] if fault else "plain"
-
-
 # Each backend's daemons end last: by then what went on for a while is over.
 ROWS = [*((phase, ending) for phase in PHASES for ending in ENDINGS), (None, "terminated")]
 CELLS = [
-    pytest.param(backend, fault, phase, ending, id=f"{backend}-{phase or fault_name(fault)}-{ending}")
+    pytest.param(
+        backend, fault, phase, ending, id=f"{backend}-{phase or endings_kit.fault_name(fault)}-{ending}"
+    )
     for backend in BACKENDS
     for phase, ending in ROWS
     for fault in FAULTS
@@ -333,9 +335,13 @@ async def played(
         async with room, Client(served.address) as client:
             cell = Cell(served, client, phase, ending)
             await until(cell.settled)
-            async with cell.open():
-                await ENDINGS[ending](cell)
-            await cell.over()
+            try:
+                async with cell.open():
+                    await ENDINGS[ending](cell)
+                await cell.over()
+            finally:
+                # Of one that failed, too: the daemon's last test waits until nothing is leased.
+                await cell.give_back()
 
     ends = await asyncio.gather(*(play(*cell) for cell in cells), return_exceptions=True)
     return dict(zip(cells, ends, strict=True))
@@ -363,7 +369,7 @@ async def test_nothing_is_left(
 
 async def terminated(served: Served, client: Client, phases: Sequence[Phase]) -> None:
     """All that went on without its caller for a while is over; then SIGTERM with a call in every phase."""
-    await until(lambda: all_settled(client))
+    await until(lambda: endings_kit.all_settled(client))
     for stats in (await client.list_pools()).values():
         assert stats.acquired_total == stats.released_total + stats.expired_total
     async with contextlib.AsyncExitStack() as stack:
@@ -387,12 +393,3 @@ async def terminated(served: Served, client: Client, phases: Sequence[Phase]) ->
     # gRPC says so itself where a connection broke under a message that it was sending.
     log = served.log()
     assert log.count("Traceback") == log.count("ExecuteBatchError raised in core"), log
-
-
-async def all_settled(client: Client) -> bool:
-    return all(map(is_settled, (await client.list_pools()).values()))
-
-
-def is_settled(stats: PoolStats) -> bool:
-    counts = (stats.starting, stats.warm, stats.active, stats.waiting, stats.deleting)
-    return counts == (0, stats.warm_target, 0, 0, 0)

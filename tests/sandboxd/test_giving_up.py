@@ -12,7 +12,8 @@ import pytest
 from sandboxd import Client, errors
 from sandboxd.types import PoolStats
 
-from .endings_kit import Relay, until
+from .endings_kit import until
+from .relay_kit import Relay
 
 pytestmark = pytest.mark.anyio
 # Each is tried until the request was taken before it was over.

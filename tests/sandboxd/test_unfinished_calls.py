@@ -18,7 +18,8 @@ from sandboxd import Box, Client
 from sandboxd.v1 import sandbox_service_pb2 as pb
 from sandboxd.v1 import sandbox_service_pb2_grpc as pb_grpc
 
-from .endings_kit import MARK, Relay, Served, marked, until
+from .endings_kit import MARK, Served, marked, until
+from .relay_kit import Relay
 
 pytestmark = pytest.mark.anyio
 ROUNDS, CALLS = 2, 8
