@@ -146,6 +146,11 @@ def _pictures(rows: list[dict[str, float]]) -> Iterable[str]:
             _solve_rate(rows),
         ),
         ("Levels open", "How far the curriculum has opened each family.", _levels(rows)),
+        (
+            "Problems at rest",
+            "Of each fixed set those left out for a while, being too hard or solved.",
+            _resting(rows),
+        ),
         ("Wait ratio", "Share of the step in which the trainer had nothing to train.", _wait(rows)),
         (
             "Queue",
@@ -205,6 +210,13 @@ def _solve_rate(rows: list[dict[str, float]]) -> Chart:
 
 def _levels(rows: list[dict[str, float]]) -> Chart:
     return Chart("Open levels per family", "levels", _lines(rows, _with_prefix(rows, "curriculum/open/")))
+
+
+def _resting(rows: list[dict[str, float]]) -> Chart:
+    prefix = "curriculum/resting/"
+    keys = sorted({key for row in rows for key in row if key.startswith(prefix)})
+    names = {key: " ".join(key.removeprefix(prefix).rsplit("/", 1)) for key in keys}
+    return Chart("Problems of fixed sets at rest", "problems", _lines(rows, names))
 
 
 def _wait(rows: list[dict[str, float]]) -> Chart:

@@ -11,9 +11,10 @@ from rl.checkpoint import newest_checkpoint, read_state, write_checkpoint
 from rl.curriculum import BandSettings, SolveRateBands
 from rl.generators.fake import sums_reply
 from rl.plan import Plan
-from rl.tasks import Sums, TaskSource
+from rl.tasks import TaskSource
 from rl.tasks.base import Problem
 from rl.tasks.source import is_held_out
+from rl.tasks.sums import Sums
 from tests.rl.harness import Rig
 
 QUESTIONS = [f"What is {number} + 7?" for number in range(10, 50)]

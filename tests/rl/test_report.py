@@ -147,6 +147,17 @@ def test_pictures_without_data_are_left_out(run: Path) -> None:
     page = Page(write_report(run).read_text())
     assert "Queue" in page.text
     assert "Sandbox latency" not in page.text
+    assert "Problems at rest" not in page.text
+
+
+def test_problems_at_rest_are_shown_by_set(run: Path) -> None:
+    sets = ("human_eval/0", "own/1")
+    rows = [{"step": step} | {f"curriculum/resting/{each}": step for each in sets} for step in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = Page(write_report(run).read_text())
+    assert "Problems at rest" in page.text
+    assert "human_eval 0" in page.text
+    assert "own 1" in page.text
 
 
 def test_runs_are_put_side_by_side(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
