@@ -53,7 +53,7 @@ class TaskSource:
         """The training task number `seed` of a family and level.
 
         A fixed set is gone through in epochs: each problem once, in an order of the epoch's own, before any
-        comes again.
+        comes again. Raises UnknownFamily where it has none.
         """
         made = self._family(family)
         if isinstance(made, FixedSet):
@@ -67,6 +67,10 @@ class TaskSource:
 
     def _from_set(self, made: FixedSet, family: str, level: int, seed: int) -> Task:
         problems = _of_training(made, level)
+        if not problems:
+            raise UnknownFamily(
+                f"task family {family!r} has no problem of level {level} to train on; add one"
+            )
         run, number = divmod(seed, SEEDS_OF_A_RUN)
         epoch, place = divmod(number, len(problems))
         order = list(range(len(problems)))

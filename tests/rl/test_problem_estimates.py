@@ -13,6 +13,7 @@ import pytest
 from rl.curriculum import BandSettings, SolveRateBands
 from rl.errors import Exhausted
 from rl.tasks import Problem, TaskSource
+from rl.tasks.source import UnknownFamily, is_held_out
 from rl.types import Task
 
 SETTINGS = BandSettings(memory=16.0, rest=4)
@@ -94,6 +95,15 @@ def test_a_set_of_which_all_rest_is_still_drawn_until_it_is_known_to_be_solved()
     assert len(play(bands(), 5 * SIZE, lambda question: 0.0)) == 5 * SIZE
     with pytest.raises(Exhausted):
         play(bands(), 5 * SIZE, lambda question: 1.0)
+
+
+def test_a_set_without_a_problem_to_train_on_is_told_in_one_line() -> None:
+    class HeldOut(Quiz):
+        def problems(self, level: int) -> Sequence[Problem]:
+            return [each for each in super().problems(level) if is_held_out(each.question)]
+
+    with pytest.raises(UnknownFamily, match="family 'quiz' has no problem of level 0 to train on; add one"):
+        SolveRateBands(TaskSource([HeldOut()]), ["quiz"], seed=0).next_task()
 
 
 def test_a_resumed_one_draws_on_as_the_first() -> None:
