@@ -208,10 +208,10 @@ def _milliseconds(summary: dict[str, float]) -> list[str]:
     return [f"{summary[key] * 1e3:.2f} ms" for key in SHOWN]
 
 
-def _interval(told: dict[str, float]) -> str:
-    if "share_low" not in told:
+def _interval(told: dict[str, float], name: str) -> str:
+    if f"{name}_low" not in told:
         return ""
-    low, high, pairs = told["share_low"], told["share_high"], told["pairs"]
+    low, high, pairs = told[f"{name}_low"], told[f"{name}_high"], told["pairs"]
     return f"; {low:.1%} to {high:.1%} at 95 % by {pairs:.0f} pairs of daemons"
 
 
@@ -229,8 +229,12 @@ def _details(more: dict[str, Any]) -> list[str]:
     if (told := more.get("telemetry")) is not None:
         lines.append(
             f"processor time of a command: {told['off_us']:.0f} µs without telemetry,"
-            f" {told['more_us']:.0f} µs more with it ({told['share']:.1%}{_interval(told)}),"
+            f" {told['more_us']:.0f} µs more with it ({told['share']:.1%}{_interval(told, 'share')}),"
             f" {told['bytes_sent'] / 1e6:.1f} MB sent"
+        )
+        lines.append(
+            f"one after the other: {told['off_per_s']:.0f} commands/s without telemetry,"
+            f" {told['on_per_s']:.0f} with it ({told['slower']:.1%} fewer{_interval(told, 'slower')})"
         )
     if (fork := more.get("fork")) is not None:
         whole, copy, beyond = (fork[key] * 1e3 for key in ("fork_s", "copy_s", "beyond_copy_s_each"))

@@ -46,19 +46,11 @@ class _Side:
     name: str
     pid: int
     box: Box
-    begun: float
-
-    def spent(self) -> float:
-        """Processor time in seconds since the first turn began."""
-        return _processor_seconds(self.pid) - self.begun
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Seconds of processor time of the two daemons of a pair."""
-
-    off: float
-    on: float
+    begun: float = 0.0
+    spent: float = 0.0
+    """Seconds of processor time from the first turn to the last."""
+    waited: float = 0.0
+    """Seconds until its commands were answered."""
 
 
 async def run(options: Options) -> Result:
@@ -68,7 +60,8 @@ async def run(options: Options) -> Result:
     Raises BackendUnavailable when one cannot be started.
     """
     result = Result("telemetry", options.target.name, options.count * options.rounds * options.pairs)
-    pairs: list[_Pair] = []
+    spent: list[dict[str, float]] = []
+    waited: list[dict[str, float]] = []
     # As of a rollout that is traced; the daemon that tells nothing is sent the same.
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer(__name__)
     async with _collector() as (address, sent):
@@ -76,14 +69,24 @@ async def run(options: Options) -> Result:
         with tracer.start_as_current_span("bench"):
             for number in range(options.pairs):
                 both = [("on", on), ("off", OFF)]
-                pairs.append(await _pair(options, both[:: 1 if number % 2 else -1], result))
-        result.more["telemetry"] = compared(
-            [pair.off for pair in pairs], [pair.on for pair in pairs], options.count * options.rounds
-        ) | {"bytes_sent": sum(sent)}
+                sides = await _pair(options, both[:: 1 if number % 2 else -1], result)
+                spent.append({side.name: side.spent for side in sides})
+                waited.append({side.name: side.waited for side in sides})
+        commands = options.count * options.rounds
+        result.more["telemetry"] = {
+            **compared(*_columns(spent), commands),
+            **slower(*_columns(waited), commands),
+            "pairs": len(spent),
+            "bytes_sent": sum(sent),
+        }
     return result
 
 
-async def _pair(options: Options, both: list[tuple[str, dict[str, str]]], result: Result) -> _Pair:
+def _columns(pairs: list[dict[str, float]]) -> tuple[list[float], list[float]]:
+    return [pair["off"] for pair in pairs], [pair["on"] for pair in pairs]
+
+
+async def _pair(options: Options, both: list[tuple[str, dict[str, str]]], result: Result) -> list[_Side]:
     """By turns, in the order ABBA."""
     left = [Result("telemetry", result.backend, 0) for _ in both]
     async with contextlib.AsyncExitStack() as stack:
@@ -99,14 +102,15 @@ async def _pair(options: Options, both: list[tuple[str, dict[str, str]]], result
             for side in reversed(sides) if turn % 2 else sides:
                 await _turn(side, options.count, result)
         result.wall += time.perf_counter() - begin
-        spent = {side.name: side.spent() for side in sides}
+        for side in sides:
+            side.spent = _processor_seconds(side.pid) - side.begun
         for side in sides:
             await side.box.release()
     for after in left:
         result.host = after.host
         for what, count in after.leaked.items():
             result.leaked[what] = result.leaked.get(what, 0) + count
-    return _Pair(**spent)
+    return sides
 
 
 async def _side(name: str, opened: Session) -> _Side:
@@ -116,7 +120,7 @@ async def _side(name: str, opened: Session) -> _Side:
     pid = await asyncio.to_thread(opened.daemon_pid)
     if pid is None:
         raise BackendUnavailable("the daemon's process cannot be told")
-    return _Side(name, pid, box, 0.0)
+    return _Side(name, pid, box)
 
 
 async def _turn(side: _Side, count: int, result: Result) -> None:
@@ -124,7 +128,9 @@ async def _turn(side: _Side, count: int, result: Result) -> None:
         for _ in range(count):
             began = time.perf_counter()
             await run_command(side.box)
-            result.add(f"exec_{side.name}", time.perf_counter() - began)
+            took = time.perf_counter() - began
+            side.waited += took
+            result.add(f"exec_{side.name}", took)
 
 
 def _processor_seconds(pid: int) -> float:
@@ -138,11 +144,27 @@ def compared(off: Sequence[float], on: Sequence[float], commands: int) -> dict[s
     """
     without = statistics.fmean(off) * 1e6 / commands
     more = statistics.fmean(b - a for a, b in zip(off, on, strict=True)) * 1e6 / commands
-    shares = [b / a - 1 for a, b in zip(off, on, strict=True)]
-    told = {"off_us": without, "more_us": more, "share": statistics.fmean(shares), "pairs": len(shares)}
+    return {
+        "off_us": without,
+        "more_us": more,
+        **_mean("share", [b / a - 1 for a, b in zip(off, on, strict=True)]),
+    }
+
+
+def slower(off: Sequence[float], on: Sequence[float], commands: int) -> dict[str, float]:
+    """Commands a second, one after the other, of the seconds that so many took in each pair; `slower` is the
+    share that telemetry takes of that, as `compared`.
+    """
+    shares = [1 - a / b for a, b in zip(off, on, strict=True)]
+    rates = {f"{name}_per_s": commands / statistics.fmean(each) for name, each in (("off", off), ("on", on))}
+    return rates | _mean("slower", shares)
+
+
+def _mean(name: str, shares: list[float]) -> dict[str, float]:
+    told = {name: statistics.fmean(shares)}
     if len(shares) > 1:
         half = _student(len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares))
-        told |= {"share_low": told["share"] - half, "share_high": told["share"] + half}
+        told |= {f"{name}_low": told[name] - half, f"{name}_high": told[name] + half}
     return told
 
 

@@ -361,6 +361,13 @@ def test_the_share_of_telemetry_says_how_sure_it_is() -> None:
     assert told["share_high"] == pytest.approx(0.03 + 0.02484, abs=0.001)
 
 
+def test_the_throughput_with_telemetry_is_told_too() -> None:
+    told = telemetry.slower(off=[1.0, 2.0], on=[1.25, 2.5], commands=1000)
+    assert told["off_per_s"] == pytest.approx(1000 / 1.5)
+    assert told["on_per_s"] == pytest.approx(1000 / 1.875)
+    assert told["slower"] == told["slower_low"] == told["slower_high"] == pytest.approx(0.2)
+
+
 def test_one_pair_of_daemons_claims_no_interval() -> None:
     told = telemetry.compared(off=[1.0], on=[1.03], commands=1000)
     assert told["share"] == pytest.approx(0.03)
