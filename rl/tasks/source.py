@@ -44,6 +44,8 @@ class TaskSource:
             if family.name in self.families:
                 raise UnknownFamily(f"two task families are called {family.name!r}; rename one")
             self.families[family.name] = family
+        self._of_training: dict[tuple[str, int], list[Problem]] = {}
+        """Of fixed sets, once they were asked for: which side each question is on takes a digest of it."""
 
     def levels(self) -> dict[str, int]:
         """How many levels each family has."""
@@ -55,18 +57,25 @@ class TaskSource:
         A fixed set is gone through in epochs: each problem once, in an order of the epoch's own, before any
         comes again. Raises UnknownFamily where it has none.
         """
-        made = self._family(family)
-        if isinstance(made, FixedSet):
-            return self._from_set(made, family, level, seed)
+        if isinstance(self._family(family), FixedSet):
+            return self._from_set(family, level, seed)
         return self._draw("train", family, level, seed)
 
     def set_size(self, family: str, level: int) -> int:
         """How many problems there are to train on, of a family that has a fixed set of them; else 0."""
-        made = self._family(family)
-        return len(_of_training(made, level)) if isinstance(made, FixedSet) else 0
+        return len(self._training_set(family, level))
 
-    def _from_set(self, made: FixedSet, family: str, level: int, seed: int) -> Task:
-        problems = _of_training(made, level)
+    def _training_set(self, family: str, level: int) -> list[Problem]:
+        found = self._of_training.get((family, level))
+        if found is None:
+            made = self._family(family)
+            problems = made.problems(level) if isinstance(made, FixedSet) else ()
+            found = [each for each in problems if not is_held_out(each.question)]
+            self._of_training[family, level] = found
+        return found
+
+    def _from_set(self, family: str, level: int, seed: int) -> Task:
+        problems = self._training_set(family, level)
         if not problems:
             raise UnknownFamily(
                 f"task family {family!r} has no problem of level {level} to train on; add one"
@@ -122,10 +131,6 @@ class TaskSource:
         if name not in self.families:
             raise UnknownFamily(f"no task family {name!r}; there are {', '.join(sorted(self.families))}")
         return self.families[name]
-
-
-def _of_training(made: FixedSet, level: int) -> list[Problem]:
-    return [each for each in made.problems(level) if not is_held_out(each.question)]
 
 
 def load_family(path: str) -> AnyFamily:

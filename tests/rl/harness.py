@@ -188,6 +188,14 @@ class Rig:
         )
         self.loop = Loop(parts, self.plan, self.resumed)
 
+    async def go_on(self, checkpoint: Path) -> None:
+        """Runs on from a checkpoint, whose state is `resumed`."""
+        assert self.resumed is not None
+        await self.trainer.restore(checkpoint)
+        await self.publisher.publish(self.resumed.version)
+        self.loop.version = self.resumed.version
+        await self.loop.run()
+
     async def _on_step(self, row: Row) -> None:
         self.rows.append(row)
         if self.on_step is not None:

@@ -75,10 +75,7 @@ def test_a_loop_that_is_stopped_and_resumed_keeps_what_is_known_of_each_task(tmp
 
     async def resume() -> None:
         async with asyncio.timeout(20):
-            await second.trainer.restore(checkpoint)
-            await second.publisher.publish(state.version)
-            second.loop.version = state.version
-            await second.loop.run()
+            await second.go_on(checkpoint)
 
     asyncio.run(resume())
     trained = first.trained + second.trained

@@ -270,13 +270,7 @@ def test_a_resumed_run_trains_each_task_exactly_once(tmp_path: Path, stop_at: in
     curriculum.load_state_dict(state.curriculum)
     second = Rig(tmp_path, plan=plan, curriculum=curriculum, resumed=state, seed=7)
 
-    async def resume() -> None:
-        await second.trainer.restore(checkpoint)
-        await second.publisher.publish(state.version)
-        second.loop.version = state.version
-        await second.loop.run()
-
-    asyncio.run(resume())
+    asyncio.run(second.go_on(checkpoint))
     trained = first.trained + second.trained
     assert len(trained) == len(set(trained)) == 20
     heard = [key for key, _ in [*first.curriculum.heard, *curriculum.heard]]  # type: ignore[attr-defined]

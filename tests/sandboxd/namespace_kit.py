@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from sandboxd.backends.namespace import NamespaceBackend
+from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 
 # An ordinary user has no number to give for a sandbox's root.
 NOT_MAPPED = "Operation not permitted" if os.geteuid() == 0 else "Invalid argument"
+
+
+@contextlib.asynccontextmanager
+async def opened(state: Path, options: NamespaceOptions | None = None) -> AsyncIterator[NamespaceBackend]:
+    backend = NamespaceBackend(state, options)
+    await backend.open()
+    try:
+        yield backend
+    finally:
+        await backend.close()
 
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[NamespaceBackend]:
     """Open; afterwards nothing of it may be left on the host."""
     state = tmp_path / "state"
-    backend = NamespaceBackend(state)
-    await backend.open()
-    try:
+    async with opened(state) as backend:
         yield backend
-    finally:
-        await backend.close()
     assert not state.exists()
     assert leftovers(state) == []
 

@@ -31,6 +31,7 @@ from sandboxd.types import PoolState, Template
 
 from .conftest import Rig, settle
 from .docker_kit import run
+from .namespace_kit import opened
 
 pytestmark = pytest.mark.anyio
 OpenRig = Callable[..., Any]
@@ -241,16 +242,6 @@ async def test_a_setup_that_was_killed_is_tried_again(rig: OpenRig, tmp_path: Pa
         assert r.pool.stats().start_failures_total == 1
 
 
-@contextlib.asynccontextmanager
-async def namespaces(state: Path, options: NamespaceOptions) -> AsyncIterator[NamespaceBackend]:
-    backend = NamespaceBackend(state, options)
-    await backend.open()
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
 def kill_launcher(backend: NamespaceBackend) -> None:
     assert backend.launcher_pid is not None
     os.kill(backend.launcher_pid, signal.SIGKILL)
@@ -272,7 +263,7 @@ async def test_a_launcher_killed_in_the_midst_of_setups_uses_up_no_attempt(
 ) -> None:
     setup = f"until [ -e {shared}/go ]; do sleep 0.05; done"
     template = Template("p", setup=(b"sh", b"-c", setup.encode()))
-    async with namespaces(tmp_path / "state", NamespaceOptions(read_only_paths=(shared,))) as backend:
+    async with opened(tmp_path / "state", NamespaceOptions(read_only_paths=(shared,))) as backend:
         pool = pool_on(backend, MonotonicClock(), template=template)
         async with asyncio.timeout(40), pool.run():
             waiting = [asyncio.ensure_future(pool.acquire()) for _ in range(8)]
@@ -295,7 +286,7 @@ async def test_the_time_in_which_a_launcher_is_replaced_is_no_starts_own(tmp_pat
     python.write_text(SLOW_PYTHON.format(fifo=fifo, python=sys.executable))
     python.chmod(0o755)
     clock, template = ManualClock(), Template("p", start_timeout=1000.0)
-    async with namespaces(tmp_path / "state", NamespaceOptions(python=str(python))) as backend:
+    async with opened(tmp_path / "state", NamespaceOptions(python=str(python))) as backend:
         os.mkfifo(fifo)
         pool = pool_on(backend, clock, template=template)
         async with asyncio.timeout(40), pool.run():

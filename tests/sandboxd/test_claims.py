@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,10 @@ from sandboxd.errors import BackendUnavailable, StartFailed
 from sandboxd.types import Template
 
 from .docker_kit import run
-from .namespace_kit import leftovers
+from .namespace_kit import leftovers, opened
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t")
-
-
-@contextlib.asynccontextmanager
-async def opened(state: Path, options: NamespaceOptions | None = None) -> AsyncIterator[NamespaceBackend]:
-    backend = NamespaceBackend(state, options)
-    await backend.open()
-    try:
-        yield backend
-    finally:
-        await backend.close()
 
 
 async def says(backend: NamespaceBackend, name: str) -> bytes:
