@@ -70,18 +70,22 @@ class Linking:
 
     async def _end(self) -> None:
         link, self.link = self.link, None
-        if link is not None and link.broken:
-            await link.close()
-            # It has died, or another daemon was heard since.
+        for _ in range(GREETINGS):
+            if link is None or await self._told_to_end(link):
+                break
+            # It has died, and its keeper removes what was left; or another daemon was heard since.
             link = await self._find()
-        if link is not None:
-            try:
-                await link.ask("close")
-            except BackendUnavailable:
-                pass  # It died; its keeper removes what was left.
-            finally:
-                await link.close()
         await self.keeper_ended()
+
+    async def _told_to_end(self, link: Link) -> bool:
+        """Whether the connection lasted until it was told."""
+        try:
+            await link.ask("close")
+        except BackendUnavailable:
+            return not link.broken
+        finally:
+            await link.close()
+        return True
 
     async def keeper_ended(self) -> None:
         """Returns when a launcher that let go or died has left nothing. Raises BackendUnavailable."""

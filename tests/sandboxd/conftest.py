@@ -19,6 +19,7 @@ from sandboxd.client import Client
 from sandboxd.clock import ManualClock
 from sandboxd.config import load
 from sandboxd.daemon import running
+from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds
 from sandboxd.pool import Pool, PoolOptions
 from sandboxd.starting import RetryPolicy
@@ -38,6 +39,10 @@ def anyio_backend() -> str:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+# For tests whose clock runs ahead while a thread works: how far, nobody can say.
+LASTING = Lease(ttl=1e9)
 
 
 async def settle() -> None:

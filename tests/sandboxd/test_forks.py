@@ -23,7 +23,7 @@ from sandboxd.leases import Lease
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Command, Limits, Template
 from tests.sandboxd.backend_kit import Case, execute, shell
-from tests.sandboxd.conftest import settle
+from tests.sandboxd.conftest import LASTING, settle
 
 pytestmark = pytest.mark.anyio
 OpenDaemon = Callable[..., Any]
@@ -106,11 +106,11 @@ async def test_forks_are_leased_all_or_none(rig: OpenRig) -> None:
 async def test_one_fork_that_fails_takes_the_others_with_it(rig: OpenRig) -> None:
     script = FakeScript(start_seconds=1.0)
     async with rig(script=script, retry=RetryPolicy(attempts=1)) as r:
-        acquiring = asyncio.create_task(r.pool.acquire())
+        acquiring = asyncio.create_task(r.pool.acquire(LASTING))
         await r.advance(1.0)
         source = await acquiring
         script.first_failures = [StartFailed("no")]
-        forking = asyncio.create_task(r.pool.fork(source.id, 3, Lease()))
+        forking = asyncio.create_task(r.pool.fork(source.id, 3, LASTING))
         while not forking.done():
             await r.advance(1.0)
         with pytest.raises(StartFailed, match="no"):
@@ -123,9 +123,9 @@ async def test_one_fork_that_fails_takes_the_others_with_it(rig: OpenRig) -> Non
 async def test_forks_that_nobody_waits_for_are_released(rig: OpenRig) -> None:
     script = FakeScript()
     async with rig(script=script) as r:
-        source = await r.pool.acquire()
+        source = await r.pool.acquire(LASTING)
         script.start_seconds = 1.0
-        forking = asyncio.create_task(r.pool.fork(source.id, 2, Lease()))
+        forking = asyncio.create_task(r.pool.fork(source.id, 2, LASTING))
         await settle()
         forking.cancel()
         while r.pool.stats().released_total < 2:
@@ -148,9 +148,9 @@ async def test_forks_and_waiters_do_not_keep_each_other_waiting(rig: OpenRig) ->
 async def test_what_fails_to_be_removed_is_tried_again(rig: OpenRig) -> None:
     script = FakeScript()
     async with rig(script=script) as r:
-        source = await r.pool.acquire()
-        (fork,) = await r.pool.fork(source.id, 1, Lease())
-        (forks_fork,) = await r.pool.fork(fork.id, 1, Lease())
+        source = await r.pool.acquire(LASTING)
+        (fork,) = await r.pool.fork(source.id, 1, LASTING)
+        (forks_fork,) = await r.pool.fork(fork.id, 1, LASTING)
         script.prune_failures = script.destroy_failures = 2
         r.pool.release(forks_fork.id)
         async with asyncio.timeout(30):
@@ -164,11 +164,11 @@ async def test_what_fails_to_be_removed_is_tried_again(rig: OpenRig) -> None:
 
 async def test_a_failed_fork_whose_removal_fails_is_removed_all_the_same(rig: OpenRig) -> None:
     async with rig(script=FakeScript(), retry=RetryPolicy(attempts=1)) as r:
-        source = await r.pool.acquire()
+        source = await r.pool.acquire(LASTING)
         r.backend.script.first_failures = [StartFailed("no")]
         r.backend.script.destroy_failures = 2
         with pytest.raises(StartFailed, match="no"):
-            await r.pool.fork(source.id, 3, Lease())
+            await r.pool.fork(source.id, 3, LASTING)
         async with asyncio.timeout(30):
             while len(r.pool.sandboxes()) > 1:
                 await r.advance(1.0)

@@ -20,7 +20,6 @@ from sandboxd.config import ConfigError, load
 from sandboxd.daemon import running
 from sandboxd.errors import BackendUnavailable, SandboxdError, StartFailed
 from sandboxd.health import PAUSE_FIRST
-from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds
 from sandboxd.pacing import Pace
 from sandboxd.pool import Pool, PoolOptions
@@ -31,7 +30,7 @@ from sandboxd.slots import Slots
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import PoolState, Template
 
-from .conftest import settle
+from .conftest import LASTING, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -259,9 +258,9 @@ async def test_forks_wait_for_slots_and_rate(clock: ManualClock) -> None:
     regulation = Regulation(slots=Slots(Pace(floor=2, ceiling=2)), starts_per_second=1.0)
     # The clock runs far ahead while a thread copies files.
     async with pools(clock, regulation, start_timeout=1e9) as (backend, (pool,)):
-        source = asyncio.create_task(pool.acquire())
+        source = asyncio.create_task(pool.acquire(LASTING))
         await advance(clock, 1.0)
-        forking = asyncio.create_task(pool.fork((await source).id, 3, Lease()))
+        forking = asyncio.create_task(pool.fork((await source).id, 3, LASTING))
         async with asyncio.timeout(30):
             while backend.created_total < 4:
                 clock.advance(0.25)
