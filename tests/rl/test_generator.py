@@ -37,8 +37,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     # torch and vLLM use, while they are imported, what torch itself has deprecated.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::DeprecationWarning:vllm"),
-    # vLLM leaves the closing of its ZeroMQ contexts to the garbage collector.
-    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
 ]
 
 LONG = Sampling(max_tokens=400)

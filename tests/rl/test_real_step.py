@@ -101,11 +101,8 @@ async def check_adapters(generator: Generator, publisher: Publisher, trainer: Tr
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "default",  # importing vLLM warns of what it uses itself
-    # vLLM closes its sockets and leaves their ZeroMQ context to the garbage collector, which closes it.
-    "ignore:Unclosed context <zmq:ResourceWarning",
-)
+# Importing vLLM warns of what it uses itself.
+@pytest.mark.filterwarnings("default")
 @pytest.mark.timeout(400)
 def test_a_real_step_trains_publishes_and_draws_from_the_new_weights(tiny: Path, tmp_path: Path) -> None:
     async def body() -> None:

@@ -96,7 +96,9 @@ async def test_it_says_what_the_page_says(tmp_path: Path) -> None:
                 await client.list_tenants("none")
             async for state in states:
                 rows = state.rows
-                if rows["leases"] and rows["failures"] and rows["steps"]:
+                there = rows["leases"] and rows["failures"] and rows["steps"]
+                # Whoever has failed waits no more.
+                if there and set(rows["tenants"]) == {"python/red"}:
                     break
             asked = ("top", "--once", "--address", client.address, "--run", demo, "--run", same)
             said = json.loads((await asyncio.to_thread(run, *asked, "--json")).stdout)
@@ -105,8 +107,8 @@ async def test_it_says_what_the_page_says(tmp_path: Path) -> None:
     assert (said["tenants"], said["failures"]) == (rows["tenants"], rows["failures"])
     ((name, lease),) = said["leases"].items()
     shown = rows["leases"][name]
-    # The calendar is read anew by each, and the client renews its lease.
-    assert lease.pop("since") == pytest.approx(shown["since"], abs=0.1)
+    # The calendar is read anew by each, a while after the clock, and the client renews its lease.
+    assert lease.pop("since") == pytest.approx(shown["since"], abs=10)
     lease.pop("expires")
     assert lease == {key: shown[key] for key in lease}
     # Both directories are called the same.
