@@ -118,6 +118,7 @@ def _add_exec(parts: Any) -> None:
     _add_address(run)
     run.add_argument("-i", "--interactive", action="store_true", help="pass on standard input as it comes")
     run.add_argument("-t", "--tty", action="store_true", help="run on a terminal like this one; implies -i")
+    run.add_argument("-u", "--user", metavar="USER", help="run as NAME, UID, NAME:GROUP or UID:GID")
     run.add_argument("--timeout", type=float, metavar="S", help="kill the command after S seconds")
     run.add_argument("--wait", type=float, default=60.0, metavar="S", help="wait S seconds for a sandbox")
     add_json(run, "one JSON object: how it ended and what it printed")

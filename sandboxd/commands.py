@@ -43,7 +43,7 @@ async def execute(arguments: argparse.Namespace) -> int:
             arguments.argv,
             on_terminal=arguments.tty,
             interactive=arguments.interactive,
-            timeout=arguments.timeout,
+            options={"timeout": arguments.timeout, "user": arguments.user},
         )
     if end.reason is ExitReason.EXITED and end.exit_code == 0:
         return 0
@@ -57,6 +57,7 @@ async def _gathered(box: Box, arguments: argparse.Namespace) -> ExecResult:
         arguments.argv,
         stdin=await terminal.given_input(),
         timeout=arguments.timeout,
+        user=arguments.user,
         output_limit=RUN_OUTPUT_LIMIT_BYTES,
         output_tail=OUTPUT_TAIL_BYTES,
     )

@@ -12,13 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from sandboxd import addresses
 from sandboxd.backends.faults import Fault
@@ -130,6 +124,9 @@ class PoolConfig(Section):
     """Working directory of every command; made if it is missing."""
     setup: list[str] = Field(default_factory=list)
     """A command run once in each new sandbox before it counts as ready."""
+    users: bool = False
+    """Whether commands may name a user, root say; it has no capabilities. Only on the namespace backend, of a
+    daemon that root runs ([isolation](isolation.md#users))."""
     network: Literal["none", "host"] = "none"
     """`none` is the sandbox's own loopback; `host` takes the isolation away."""
     start_timeout_seconds: Seconds = 30.0
@@ -219,6 +216,7 @@ class PoolConfig(Section):
             runtime=self.runtime,
             start_timeout=self.start_timeout_seconds,
             pull_timeout=self.pull_timeout_seconds,
+            users=self.users,
         )
 
     def options(self, weights: Mapping[str, int] | None = None, slots: Slots | None = None) -> PoolOptions:

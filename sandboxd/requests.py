@@ -46,7 +46,8 @@ class CommandOptions(TypedDict, total=False):
 
     `timeout` in seconds counts from the program's start; `output_limit` in bytes bounds stdout and stderr
     together, and past it the command is killed; with `output_tail` it runs on, and so many of the last bytes
-    of each stream are kept behind a cut; `terminal` is the size, in rows and columns, of one to run on.
+    of each stream are kept behind a cut; `terminal` is the size, in rows and columns, of one to run on;
+    `user` is who it runs as, `root` or `0:0` say, in pools with `users = true`.
     """
 
     timeout: float | None
@@ -55,6 +56,7 @@ class CommandOptions(TypedDict, total=False):
     cwd: Word | None
     env: Mapping[str, str] | None
     terminal: tuple[int, int] | None
+    user: str | None
 
 
 def as_bytes(word: Word) -> bytes:
@@ -138,4 +140,5 @@ def command(
         output_limit_bytes=options.get("output_limit") or 0,
         output_tail_bytes=options.get("output_tail") or 0,
         terminal=None if size is None else message(pb.TerminalSize, rows=size[0], columns=size[1]),
+        user=options.get("user") or "",
     )

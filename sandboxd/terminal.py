@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from sandboxd.client import Box
 from sandboxd.config import ConfigError
 from sandboxd.interaction import Interaction
+from sandboxd.requests import CommandOptions
 from sandboxd.types import Event, Exited, Stderr, Stdout
 from sandboxd.wire import STDIN_LIMIT_BYTES
 
@@ -22,7 +23,7 @@ STDIN = 0
 
 
 async def run(
-    box: Box, argv: Sequence[str], *, on_terminal: bool, interactive: bool, timeout: float | None
+    box: Box, argv: Sequence[str], *, on_terminal: bool, interactive: bool, options: CommandOptions
 ) -> Exited:
     """Runs the command to its end, its output written to this process's.
 
@@ -32,16 +33,17 @@ async def run(
     """
     if on_terminal:
         with _raw():
-            return await _talk(box, argv, timeout, size=_size())
+            return await _talk(box, argv, options, size=_size())
     if interactive:
-        return await _talk(box, argv, timeout, size=None)
-    return await _show(box.stream(argv, stdin=await given_input(), timeout=timeout))
+        return await _talk(box, argv, options, size=None)
+    return await _show(box.stream(argv, stdin=await given_input(), **options))
 
 
 async def _talk(
-    box: Box, argv: Sequence[str], timeout: float | None, *, size: tuple[int, int] | None
+    box: Box, argv: Sequence[str], options: CommandOptions, *, size: tuple[int, int] | None
 ) -> Exited:
-    async with box.interact(argv, timeout=timeout, terminal=size) as running:
+    with_size: CommandOptions = {**options, "terminal": size}
+    async with box.interact(argv, **with_size) as running:
         feeding = asyncio.create_task(_feed(running))
         try:
             with _resizes(running) if size else contextlib.nullcontext():

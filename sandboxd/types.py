@@ -46,8 +46,8 @@ class Template:
     `image` is None for the host's own system directories (namespace backend), else what the backend
     calls an image; its environment comes before `env`. `setup` is run once in each new sandbox before it
     counts as ready; a non-zero exit fails the start. `env` is the environment of every command; nothing is
-    inherited from the host. `branches` are copies of what sandboxes had written, the oldest first, that a new
-    one begins with (`Backend.branch`).
+    inherited from the host. `users`: commands may name one. `branches` are copies of what sandboxes had
+    written, the oldest first, that a new one begins with (`Backend.branch`).
     """
 
     name: str
@@ -60,6 +60,7 @@ class Template:
     runtime: str | None = None
     start_timeout: float = 30.0
     pull_timeout: float = 600.0
+    users: bool = False
     branches: tuple[str, ...] = ()
 
     @property
@@ -92,7 +93,8 @@ class Command:
     command is killed and ends with OUTPUT_LIMIT_EXCEEDED; with an `output_tail` it runs on, and the last so
     many bytes of each stream come at the stream's end, at their offset. `terminal` is its size in rows and
     columns: the command then runs on one, stdout carries all that it shows, and its input's end types Ctrl-D.
-    `interactive`: the caller of `exec` writes the input, so `stdin` is empty.
+    `interactive`: the caller of `exec` writes the input, so `stdin` is empty. `user` is who it runs as, the
+    sandbox's own user when empty: a name of its /etc/passwd or a number, and perhaps a group behind a colon.
 
     `id` names it: its output is then kept, bounded, for whoever attaches to it, and waits for no reader; one
     that falls behind sees a hole between offsets. `detached`: it outlives the `exec` that started it.
@@ -108,6 +110,7 @@ class Command:
     output_tail: int = 0
     terminal: tuple[int, int] | None = None
     interactive: bool = False
+    user: str = ""
     id: str = ""
     detached: bool = False
     resumable: bool = False

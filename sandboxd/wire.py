@@ -39,6 +39,8 @@ FILE_MODE_DEFAULT, FILE_MODE_LIMIT = 0o644, 0o7777
 OUTPUT_PIECE_BYTES = 1 << 19
 TERMINAL_SIDE_LIMIT = 65535
 SIGNAL_LIMIT = 64
+# Of users and groups: as many as a sandbox has.
+ID_LIMIT, USER_BYTES_LIMIT = 65535, 256
 TAIL_LIMIT_BYTES = 1 << 20
 FORK_LIMIT = GANG_LIMIT = 1000
 POSITION_INTERVAL_LEAST = 0.1
@@ -169,6 +171,7 @@ def command(request: pb.ExecCommandRequest, *, interactive: bool = False, resuma
         output_tail=request.output_tail_bytes,
         terminal=terminal_size(request.terminal) if request.HasField("terminal") else None,
         interactive=interactive,
+        user=command_user(request.user),
         id=command_id(name) if name else "",
         detached=request.detached,
         resumable=resumable,
@@ -185,6 +188,22 @@ def bounded_command(request: pb.ExecCommandRequest) -> Command:
     if request.resume_id and request.command_id:
         raise InvalidRequest("resume_id takes the place of command_id: leave one of them out")
     return command(request, resumable=bool(request.resume_id))
+
+
+def command_user(value: str) -> str:
+    """A user, and perhaps a group behind a colon, each by name or number; or nobody."""
+    user, *group = value.split(":")
+    right = all((user, *group)) and len(group) < 2 and "\0" not in value
+    if value and not (right and len(value.encode()) <= USER_BYTES_LIMIT):
+        raise InvalidRequest(
+            f"user {value[:80]!r} must be NAME, UID, NAME:GROUP or UID:GID, at most {USER_BYTES_LIMIT} bytes"
+        )
+    for part in (user, *group):
+        # Compared by length first: Python reads no number of thousands of digits.
+        digits = part.lstrip("0") if part.isascii() and part.isdigit() else ""
+        if len(digits) > len(str(ID_LIMIT)) or int(digits or 0) > ID_LIMIT:
+            raise InvalidRequest(f"user {value[:80]!r}: {part[:40]} is not from 0 to {ID_LIMIT}")
+    return value
 
 
 def command_id(value: str) -> str:

@@ -6,6 +6,7 @@ nothing that it refuses is needed any more.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -22,8 +23,10 @@ GUEST_SOCKET = "guest.sock"
 GUEST_BACKLOG = 512
 # Written by the starter: native/starter.c.
 ERROR_FILE = "error"
-# A block of steps beside those of the root.
-LOCK = 2
+# Blocks of steps beside those of the root: of sandboxes whose commands have one user, and of the others.
+LOCK, LOCK_WITH_USERS = 2, 3
+# What a guest keeps there: to become those users, and to end what runs as one of them. Its commands get none.
+GUEST_CAPABILITIES = 1 << sys.CAP_SETUID | 1 << sys.CAP_SETGID | 1 << sys.CAP_KILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ class Order:
     upon the host's own.
     """
 
-    __slots__ = ("cwd", "host_network", "host_system", "limits", "lower", "sandbox_id")
+    __slots__ = ("cwd", "host_network", "host_system", "limits", "lower", "sandbox_id", "users")
 
     def __init__(self, message: dict[str, Any]) -> None:
         self.sandbox_id: str = message["id"]
@@ -47,6 +50,8 @@ class Order:
         self.limits: dict[str, float] = message["limits"]
         self.host_network: bool = message["host_network"]
         self.host_system: bool = message["host_system"]
+        # An older daemon does not say it.
+        self.users: bool = message.get("users", False)
         branches = [f"{STATE}/{BRANCH_PREFIX}{name}" for name in message["branches"]]
         self.lower: list[str] = branches + [f"{TREE}/l/{name}" for name in message["layers"]]
 
@@ -77,7 +82,8 @@ class Confinement:
 
     def blocks(self) -> dict[int, list[Step]]:
         """The steps that are the same for all sandboxes; the starter is to know them before others."""
-        return {**self._base.blocks(), LOCK: self._lock()}
+        locks = {LOCK: self._lock(0), LOCK_WITH_USERS: self._lock(GUEST_CAPABILITIES)}
+        return {**self._base.blocks(), **locks}
 
     def once(self) -> list[Step]:
         """What the starter does before it makes any: its copies inherit it."""
@@ -93,6 +99,8 @@ class Confinement:
 
     def become(self, order: Order) -> list[Step]:
         """What makes the new process the first of its sandbox. Raises OSError."""
+        if order.users and self.nested:
+            raise OSError(errno.EPERM, "there is one user for all, and commands cannot have others")
         flags = sys.CLONE_NEWNS | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
         network = 0 if order.host_network else sys.CLONE_NEWNET
         root = self._base.steps(
@@ -109,10 +117,10 @@ class Confinement:
             ("sethostname", HOSTNAME),
             *([] if order.host_network else [("loopback",)]),
             *self._limit(order.limits),
-            *self._change_user(),
+            *self._change_user(users=order.users),
             # After its user namespace was made: a limit from before would bound all sandboxes together.
             *self._limit_processes(order.limits),
-            ("block", LOCK),
+            ("block", LOCK_WITH_USERS if order.users else LOCK),
         ]
 
     def _limit(self, limits: dict[str, float]) -> list[Step]:
@@ -129,9 +137,12 @@ class Confinement:
             return []
         return [("setrlimit", resource.RLIMIT_NPROC, int(pids) + 1)]
 
-    def _change_user(self) -> list[Step]:
+    def _change_user(self, *, users: bool) -> list[Step]:
         outer = UID if self._mapped_range else 0
         own: list[Step] = [("setuser", UID)] if self._mapped_range else []
+        if users:
+            # Else the change would take all capabilities; those that are kept LOCK_WITH_USERS says.
+            own = [("prctl", sys.PR_SET_KEEPCAPS, 1), *own, ("prctl", sys.PR_SET_KEEPCAPS, 0)]
         if not self.nested:
             return own
         return [
@@ -146,12 +157,12 @@ class Confinement:
             ("drop_bounding",),
         ]
 
-    def _lock(self) -> list[Step]:
+    def _lock(self, capabilities: int) -> list[Step]:
         return [
             ("keep", bytes((LIFELINE, LISTENER, OOM_SCORE, KILLS, PEAK, LIMIT))),
             ("title", "sandboxd-guest"),
             ("setsid",),
-            ("drop_capabilities",),
+            ("drop_capabilities", capabilities),
             ("prctl", sys.PR_SET_NO_NEW_PRIVS, 1),
             ("prctl", sys.PR_SET_DUMPABLE, 0),
             # Every change of rights above would have cleared it. The starter may have died before that.

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 
+from sandboxd.backends import command_users
 from sandboxd.backends.channel import Broken, Channel, dial
 from sandboxd.backends.guest_commands import GuestCommands
 from sandboxd.backends.guest_execution import GuestExecution
@@ -113,6 +114,9 @@ class GuestConnection:
 
     def _request(self, command: Command) -> wire.ExecRequest:
         env = {**DEFAULT_ENV, **self._template.env, **command.env}
+        command_users.check(command, self._template)
+        if command.user and b"HOME" not in {**self._template.env, **command.env}:
+            del env[b"HOME"]  # The guest knows that user's.
         if not command.argv or not command.argv[0]:
             raise InvalidRequest("argv is empty: name a program to run", phase=Phase.EXEC)
         if b"\0" in b"".join((*command.argv, *env, *env.values(), command.cwd or b"")):
@@ -124,6 +128,7 @@ class GuestConnection:
             request.output_limit = command.output_limit
         request.output_tail = command.output_tail
         request.has_stdin = bool(command.stdin) or command.interactive
+        request.user = command.user.encode()
         if command.terminal is not None:
             request.terminal = command.terminal
         return request

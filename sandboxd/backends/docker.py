@@ -103,12 +103,14 @@ class DockerBackend:
 
     async def prepare(self, template: Template) -> None:
         """Pulls the image when it is not there, and readies it; once for any number of calls."""
+        _check_users(template)
         await self._images.get(template)
 
     async def create(self, sandbox_id: str, template: Template) -> Connection:
         """Starts a container and returns when its first process answers."""
         if not SANDBOX_ID.fullmatch(sandbox_id):
             raise InvalidRequest(f"{sandbox_id!r} cannot be part of a container's name")
+        _check_users(template)
         image = await self._images.get(template)
         start = Start(self._engine, self._name(sandbox_id), self._directory(sandbox_id), self._guest)
         try:
@@ -308,6 +310,17 @@ def _capabilities(info: dict[str, Any], *, has_guest: bool) -> Capabilities:
             "disk_bytes is not enforced: the writable layer shares the Engine's disk",
         ),
     )
+
+
+def _check_users(template: Template) -> None:
+    """Raises StartFailed. A container's numbers are the host's: one that may become root is the owner of
+    what the daemon shares with it, the directory of its socket above all."""
+    if template.users:
+        raise StartFailed(
+            "users = true is for the namespace backend: a container's root has the number of the host's root",
+            phase=Phase.CREATE,
+            retryable=False,
+        )
 
 
 def _is_busy(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 
 import docker.errors
 
+from sandboxd.backends import command_users
 from sandboxd.backends.docker_files import NEEDS_GUEST, ExecFiles, text
 from sandboxd.backends.engine import PING_PAUSE_SECONDS, Engine, EngineRefused
 from sandboxd.backends.engine_exec import STDERR, STDOUT, EngineExec
@@ -67,6 +68,7 @@ class ExecConnection:
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[_Run]:
         """See `Connection`. Raises InvalidRequest for a terminal, a named command, and what is not UTF-8."""
+        command_users.check(command, self._template)
         if command.terminal is not None:
             raise InvalidRequest(f"a terminal {NEEDS_GUEST}", phase=Phase.EXEC)
         if command.id and not command.resumable:

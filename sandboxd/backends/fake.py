@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandboxd import stopwatch
+from sandboxd.backends import command_users
 from sandboxd.backends.base import Execution
 from sandboxd.backends.fake_commands import FakeCommands
 from sandboxd.backends.host_files import HostFiles, remove_all
@@ -266,6 +267,7 @@ class FakeConnection:
     @contextlib.asynccontextmanager
     async def exec(self, command: Command) -> AsyncIterator[Execution]:
         self._check()
+        command_users.check(command, self._template)
         if command.terminal is not None:
             raise InvalidRequest("the fake backend has no terminals; use another", phase=Phase.EXEC)
         if self._answering is not None:
@@ -273,6 +275,12 @@ class FakeConnection:
             async with scripted(answer(command), command.timeout, clock) as answered:
                 yield _Checked(answered, self._check)
             return
+        if command.user:
+            raise InvalidRequest(
+                f"user {command.user!r}: the fake backend's commands run as the daemon's own; leave it out,"
+                " or use the namespace backend",
+                phase=Phase.EXEC,
+            )
         process = HostProcess(command, self._template.env, self._directory(command.cwd))
         if command.id:
             async with self.commands.start(command, process) as execution:

@@ -12,9 +12,10 @@ and itself. When the launcher or the starter dies, the kernel kills the guests, 
 remains.
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
-    {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "pids", "images"}
-                                                and any other daemon is heard no more
-    {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers", "branches", "host_system"}
+    {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "users", "pids",
+                                                "images"} and any other daemon is heard no more
+    {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers", "branches", "host_system",
+     "users"}
                                              → {} once its socket takes connections
     {"do": "copy", "id" or "from_branch", "to_branch" or "to_partial"}
                                              → {"size"}, or {"ended": why}; see `copies`
@@ -125,7 +126,7 @@ class Launcher:
         starter, sweeper = helpers
         self.loop = Loop()
         self._control = control
-        self._enforced = sorted(confinement.enforced)
+        self._holds = {"enforced": sorted(confinement.enforced), "users": not confinement.nested}
         self._recipes = Recipes(confinement)
         self._records = records
         self._copies = Copies(self.loop, copies)
@@ -208,7 +209,7 @@ class Launcher:
             keeper = self._keeper if os.getppid() == self._keeper else os.getpid()
             own = {"pid": os.getpid(), "keeper": keeper}
             images = {name: sandbox.image for name, sandbox in self._sandboxes.items() if sandbox.image}
-            reply({"version": VERSION, **own, "enforced": self._enforced, "pids": pids, "images": images})
+            reply({"version": VERSION, **own, **self._holds, "pids": pids, "images": images})
         elif what == "create":
             self._create(message, reply)
         elif what == "destroy":

@@ -23,14 +23,15 @@ VERSION = 3
 
 class Linking:
     """Of one state directory. `link` is the present connection, if there is one; `image_ids` (of each
-    sandbox that an earlier daemon left), `enforced` (limits by control group) and `launcher_pid` are what the
-    launcher said when it was greeted.
+    sandbox that an earlier daemon left), `enforced` (limits by control group), `has_users` (commands can have
+    users) and `launcher_pid` are what the launcher said when it was greeted.
     """
 
     def __init__(self, state: Path, options: NamespaceOptions) -> None:
         self.link: Link | None = None
         self.image_ids: dict[str, str] = {}
         self.enforced: frozenset[str] = frozenset()
+        self.has_users = False
         self.launcher_pid: int | None = None
         self._state = state
         self._options = options
@@ -130,6 +131,8 @@ class Linking:
         self.link = link
         self.image_ids = hello["images"]
         self.enforced = frozenset(hello["enforced"])
+        # A launcher that is older than this daemon does not know of it.
+        self.has_users = bool(hello.get("users"))
         self.launcher_pid = hello["pid"]
         return link
 

@@ -28,6 +28,10 @@ __all__ = ["NamespaceBackend", "NamespaceOptions"]
 
 # A start with less room than this on the disk would only fail later, inside the sandbox.
 ROOM_BYTES = 64 << 20
+NO_USERS = (
+    "users = true needs a daemon that root runs, a range of users and a control group that counts processes"
+    " (`sandboxd doctor` says what is missing); run it so, or leave `users` out"
+)
 
 
 class NamespaceBackend:
@@ -86,6 +90,12 @@ class NamespaceBackend:
         self._checked(template)
         if self._linking.link is not None:
             await self._linking.connected()
+            self._check_users(template)
+
+    def _check_users(self, template: Template) -> None:
+        """Raises StartFailed."""
+        if template.users and not self._linking.has_users:
+            raise StartFailed(NO_USERS, phase=Phase.CREATE, retryable=False)
 
     def _checked(self, template: Template) -> Image | None:
         """The template's image. Raises StartFailed."""
@@ -111,6 +121,7 @@ class NamespaceBackend:
             template = replace(template, env={**image.environment(), **template.env})
         self._check_room()
         link = await self._linking.connected()
+        self._check_users(template)
         if sandbox_id in link.lost:
             raise StartFailed(f"the name {sandbox_id!r} is taken", phase=Phase.CREATE)
         lost = link.lost[sandbox_id] = asyncio.get_running_loop().create_future()
@@ -194,6 +205,7 @@ class NamespaceBackend:
             layers=[layer.directory for layer in reversed(image.layers)] if image is not None else [],
             branches=list(reversed(template.branches)),
             host_system=image is None or image.host_system,
+            users=template.users,
         )
         if "error" in answer:
             raise StartFailed(f"the launcher cannot make it: {answer['error']}", phase=Phase.CREATE)

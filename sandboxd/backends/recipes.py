@@ -53,4 +53,5 @@ class Recipes:
 def _kind(message: dict[str, Any], size: int) -> Kind:
     """All that an order is made of, but the name."""
     lists = (tuple(message["limits"].items()), tuple(message["layers"]), tuple(message["branches"]))
-    return size, message["cwd"], message["host_network"], message["host_system"], *lists
+    switches = (message["host_network"], message["host_system"], message.get("users", False))
+    return size, message["cwd"], *switches, *lists

@@ -38,7 +38,7 @@ OPS = (
     ("setrlimit", "nn"),  # kind, value; never above the hard limit
     ("setuser", "n"),  # user and group, and no other group
     ("drop_bounding", ""),
-    ("drop_capabilities", ""),
+    ("drop_capabilities", "n"),  # all but those whose bits are set
     ("prctl", "nn"),
     ("keep", "b"),  # slots; everything else is closed
     ("title", "s"),

@@ -26,6 +26,8 @@ SIGNAL_FIELDS = struct.Struct("!I")
 SIZE_FIELDS = struct.Struct("!HH")
 # Its bond, and the lengths of its id and its standard input.
 NAMED_FIELDS = struct.Struct("!BBI")
+# The flags of a command: it has an input; the name of its user follows its working directory.
+HAS_STDIN, HAS_USER = 1, 2
 # Offsets in stdout and stderr.
 ATTACH_FIELDS = struct.Struct("!QQ")
 # Whether it runs, what is kept of stdout and of stderr (from, to), and the length of its id.
@@ -137,7 +139,17 @@ class Info:
 class ExecRequest:
     """One command as the guest sees it: everything is said, nothing is inherited."""
 
-    __slots__ = ("argv", "cwd", "env", "has_stdin", "output_limit", "output_tail", "terminal", "timeout")
+    __slots__ = (
+        "argv",
+        "cwd",
+        "env",
+        "has_stdin",
+        "output_limit",
+        "output_tail",
+        "terminal",
+        "timeout",
+        "user",
+    )
 
     def __init__(self, argv: list[bytes], cwd: bytes, env: list[tuple[bytes, bytes]]) -> None:
         self.argv = argv
@@ -148,6 +160,8 @@ class ExecRequest:
         # Of each stream, instead of the end of the command at the limit.
         self.output_tail = 0
         self.has_stdin = False
+        # Empty for the guest's own.
+        self.user = b""
         # Rows and columns; no rows are no terminal.
         self.terminal = (0, 0)
 
@@ -157,13 +171,14 @@ class ExecRequest:
             self.timeout,
             self.output_limit,
             self.output_tail,
-            self.has_stdin,
+            HAS_STDIN * self.has_stdin | HAS_USER * bool(self.user),
             *self.terminal,
             len(self.argv),
             len(self.env),
         )
         pairs = [string for pair in self.env for string in pair]
-        return fields + pack_strings([self.cwd, *self.argv, *pairs])
+        user = [self.user] if self.user else []
+        return fields + pack_strings([self.cwd, *user, *self.argv, *pairs])
 
 
 class NamedRequest:

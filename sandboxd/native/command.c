@@ -5,8 +5,8 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 
 /* What a terminal's user types to end the input. */
@@ -43,13 +43,8 @@ bool commands_open(struct commands *table, struct loop *loop, struct memory_file
 
 /* -- the begin */
 
-static void tell_not_started(const struct exec_request *request, struct outlet *outlet, struct fault *fault) {
-    struct stat status;
+static void tell_not_started(struct outlet *outlet, const struct fault *fault) {
     int code = fault->number == ENOENT || fault->number == ENOTDIR ? 127 : 126;
-    if (stat(request->cwd, &status) == 0 && S_ISDIR(status.st_mode))
-        fault_about(fault, "", request->argv[0]);
-    else
-        fault_about(fault, "working directory ", request->cwd);
     command_tell_end(NULL, outlet, NOT_STARTED, code, fault->text);
 }
 
@@ -91,26 +86,57 @@ static void begin(struct command *command, const struct exec_request *request) {
     }
 }
 
-struct command *command_start(struct commands *table, const struct exec_request *request,
-                              struct outlet *outlet) {
+/* NULL with the fault. */
+static struct command *launch(struct commands *table, const struct launch *launch, struct outlet *outlet,
+                              struct fault *fault) {
+    const char *program = launch->request->argv[0];
     struct ends ends;
-    struct fault fault;
-    if (!spawn_connect(&table->spawner, request, &ends, &fault)) {
-        tell_not_started(request, outlet, &fault);
+    if (!spawn_connect(&table->spawner, launch, &ends, fault)) {
+        fault_about(fault, "", program);
         return NULL;
     }
-    struct command *command = connect(table, request, outlet, &ends);
-    bool placed = command_take_places(command) || fault_os(&fault, errno);
-    command->pid = placed ? spawn(&table->spawner, request, &ends, &command->tag, &fault) : -1;
-    if (command->pid > 0) {
-        begin(command, request);
-        return command;
+    struct command *command = connect(table, launch->request, outlet, &ends);
+    command->pid = -1;
+    if (!command_take_places(command)) {
+        fault_os(fault, errno);
+        fault_about(fault, "", program);
+    } else {
+        command->pid = spawn(&table->spawner, launch, &ends, &command->tag, fault);
     }
+    if (command->pid > 0)
+        return command;
     command_give_places(command);
     spawn_disconnect(&ends);
     free(command);
-    tell_not_started(request, outlet, &fault);
     return NULL;
+}
+
+/* Unless the caller said another. */
+static void give_home(const struct exec_request *request, const struct identity *identity) {
+    char **variable = request->env;
+    for (; *variable != NULL; variable++)
+        if (strncmp(*variable, "HOME=", 5) == 0)
+            return;
+    variable[0] = identity->home;
+    variable[1] = NULL;
+}
+
+struct command *command_start(struct commands *table, const struct exec_request *request,
+                              struct outlet *outlet) {
+    struct identity identity;
+    struct fault fault;
+    struct command *command = NULL;
+    if (identity_find(&identity, request->user, &fault)) {
+        if (identity.given)
+            give_home(request, &identity);
+        command = launch(table, &(struct launch){request, &identity}, outlet, &fault);
+        identity_free(&identity);
+    }
+    if (command != NULL)
+        begin(command, request);
+    else
+        tell_not_started(outlet, &fault);
+    return command;
 }
 
 /* -- the end of processes */

@@ -101,14 +101,16 @@ int op_bounding(struct start *start, const struct argument *a) {
     return errno == EINVAL ? 0 : -1;
 }
 
-/* Gives up every capability that this process has. */
+/* kept, as bits: gives up every other capability that this process has. */
 int op_capabilities(struct start *start, const struct argument *a) {
-    (void)start, (void)a;
+    (void)start;
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct nothing[_LINUX_CAPABILITY_U32S_3] = {{0, 0, 0}, {0, 0, 0}};
+    uint64_t mask = (uint64_t)a[0].number;
+    uint32_t low = (uint32_t)mask, high = (uint32_t)(mask >> 32);
+    struct __user_cap_data_struct kept[_LINUX_CAPABILITY_U32S_3] = {{low, low, 0}, {high, high, 0}};
     if (prctl(PR_CAP_AMBIENT, (unsigned long)PR_CAP_AMBIENT_CLEAR_ALL, 0UL, 0UL, 0UL) != 0)
         return -1;
-    return (int)syscall(SYS_capset, &header, nothing);
+    return (int)syscall(SYS_capset, &header, kept);
 }
 
 /* option, value */

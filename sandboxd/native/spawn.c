@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { NOT_ON_PATH = -1, STOPPED = -2 };
+enum { NOT_ON_PATH = -1, STOPPED = -2, NOT_THAT_USER = -3 };
 enum { STACK_BYTES = 64 << 10, GUARD_BYTES = 64 << 10 };
 /* From its copy to its program a child takes a fraction of a millisecond, and on a busy host longer than any
  * number says; after so long it is asked whether it was stopped. See `follow`. */
@@ -94,12 +94,23 @@ static bool open_terminal(const struct exec_request *request, struct ends *ends)
     return ends->input >= 0;
 }
 
-bool spawn_connect(const struct spawner *spawner, const struct exec_request *request, struct ends *ends,
+static bool open_ends(const struct launch *launch, struct ends *ends) {
+    const struct exec_request *request = launch->request;
+    int death_signal;
+    if (!identity_put_on(launch->identity, &death_signal))
+        return false;
+    bool made = request->rows != 0 ? open_terminal(request, ends) : open_pipes(request->has_stdin, ends);
+    int number = errno;
+    identity_take_off(launch->identity, death_signal);
+    errno = number;
+    return made;
+}
+
+bool spawn_connect(const struct spawner *spawner, const struct launch *launch, struct ends *ends,
                    struct fault *fault) {
     *ends = (struct ends){
         .null = spawner->null, .theirs = {-1, -1, -1}, .terminal = -1, .input = -1, .outputs = {-1, -1}};
-    bool made = request->rows != 0 ? open_terminal(request, ends) : open_pipes(request->has_stdin, ends);
-    if (!made) {
+    if (!open_ends(launch, ends)) {
         int number = errno;
         spawn_disconnect(ends);
         return fault_os(fault, number);
@@ -112,9 +123,16 @@ bool spawn_connect(const struct spawner *spawner, const struct exec_request *req
     return true;
 }
 
-/* -- the child: it runs on this process's memory until its exec, so it only makes system calls. Its frames
- * are left behind on a stack that the next child uses: no sanitizer may take marks of theirs for its own. */
-#define IN_CHILD __attribute__((no_sanitize_address))
+/* -- the child */
+
+struct child {
+    const struct exec_request *request;
+    const struct identity *identity;
+    const struct ends *ends;
+    int told; /* Where it says why there is no program; -1: nobody reads before its end. */
+    int why;
+    bool outside; /* It could not enter its working directory. */
+};
 
 static IN_CHILD bool is_program(const char *path) {
     struct stat status;
@@ -156,13 +174,17 @@ static IN_CHILD bool take_ends(const struct ends *ends) {
 }
 
 /* Returns only with an error. */
-static IN_CHILD int become(const struct exec_request *request, const struct ends *ends) {
+static IN_CHILD int become(struct child *child) {
+    const struct exec_request *request = child->request;
     char found[PATH_MAX];
     /* This process ignores these two; it blocks what it waits for. */
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_DFL);
     setsid();
-    if (chdir(request->cwd) != 0 || !take_ends(ends))
+    if (!identity_become(child->identity))
+        return NOT_THAT_USER;
+    child->outside = chdir(request->cwd) != 0;
+    if (child->outside || !take_ends(child->ends))
         return errno;
     const char *program = request->argv[0];
     if (strchr(program, '/') == NULL) {
@@ -177,16 +199,9 @@ static IN_CHILD int become(const struct exec_request *request, const struct ends
     return errno;
 }
 
-struct child {
-    const struct exec_request *request;
-    const struct ends *ends;
-    int told; /* Where it says why there is no program; -1: nobody reads before its end. */
-    int why;
-};
-
 static IN_CHILD int run(void *context) {
     struct child *child = context;
-    child->why = become(child->request, child->ends);
+    child->why = become(child);
     if (child->told >= 0 && write(child->told, &child->why, sizeof child->why) < 0)
         _exit(126);
     _exit(127);
@@ -243,43 +258,53 @@ static pid_t start_alone(const struct spawner *spawner, struct child *child, int
     return pid;
 }
 
-static pid_t start(const struct spawner *spawner, const struct exec_request *request,
-                   const struct ends *ends, int *error) {
-    struct child child = {request, ends, -1, 0};
+static pid_t start(const struct spawner *spawner, struct child *child, int *error) {
     int heard;
     if (is_alone())
-        return start_alone(spawner, &child, error);
-    if (!open_pipe(&heard, &child.told)) {
+        return start_alone(spawner, child, error);
+    if (!open_pipe(&heard, &child->told)) {
         *error = errno;
         return -1;
     }
     /* Not vfork: it would hold this process up in the kernel for as long as the child is stopped. */
-    pid_t pid = clone(run, spawner->stack, CLONE_VM | SIGCHLD, &child);
+    pid_t pid = clone(run, spawner->stack, CLONE_VM | SIGCHLD, child);
     *error = pid < 0 ? errno : 0;
-    close(child.told);
+    close(child->told);
     if (pid >= 0)
         *error = follow(pid, heard);
     close(heard);
     return pid;
 }
 
-pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct ends *ends, uint64_t *tag,
+static void tell_fault(const struct child *child, int error, struct fault *fault) {
+    if (error == NOT_ON_PATH)
+        fault_say(fault, ENOENT, "not found on PATH");
+    else if (error == STOPPED)
+        fault_say(fault, ETIMEDOUT, "its process was stopped before the program began");
+    else if (error == NOT_THAT_USER)
+        fault_say(fault, EPERM, "its process could not become that user");
+    else
+        fault_os(fault, error);
+    if (child->outside)
+        fault_about(fault, "working directory ", child->request->cwd);
+    else
+        fault_about(fault, "", child->request->argv[0]);
+}
+
+pid_t spawn(struct spawner *spawner, const struct launch *launch, struct ends *ends, uint64_t *tag,
             struct fault *fault) {
+    struct child child = {launch->request, launch->identity, ends, -1, 0, false};
     int error = 0;
     set_oom_score(spawner, OOM_SCORE);
     *tag = tagger_take(&spawner->tagger);
-    pid_t pid = start(spawner, request, ends, &error);
+    pid_t pid = start(spawner, &child, &error);
+    identity_close(launch->identity);
     tagger_drop(&spawner->tagger);
     set_oom_score(spawner, spawner->oom_score);
     if (error == 0) {
         close_theirs(ends);
         return pid;
     }
-    if (error == NOT_ON_PATH)
-        fault_say(fault, ENOENT, "not found on PATH");
-    else if (error == STOPPED)
-        fault_say(fault, ETIMEDOUT, "its process was stopped before the program began");
-    else
-        fault_os(fault, error);
+    tell_fault(&child, error, fault);
     return -1;
 }

@@ -3,8 +3,14 @@
 #define SANDBOXD_SPAWN_H
 
 #include "fault.h"
+#include "identity.h"
 #include "tree.h"
 #include "wire.h"
+
+/* Of what a command's process does on this process's memory, until its exec: it only makes system calls. Its
+ * frames are left behind on a stack that the next child uses: no sanitizer may take marks of theirs for its
+ * own. */
+#define IN_CHILD __attribute__((no_sanitize_address))
 
 /* What connects a command: its three descriptors, and this side's ends of them; -1 where there is none. */
 struct ends {
@@ -26,13 +32,19 @@ struct spawner {
 
 /* False when the system refuses. */
 bool spawner_open(struct spawner *spawner, int oom_score_fd);
-/* Makes pipes or a terminal. False with the fault; nothing is open then. */
-bool spawn_connect(const struct spawner *spawner, const struct exec_request *request, struct ends *ends,
+/* One command to start, and who it runs as. */
+struct launch {
+    const struct exec_request *request;
+    const struct identity *identity;
+};
+
+/* Makes pipes or a terminal, which are that user's. False with the fault; nothing is open then. */
+bool spawn_connect(const struct spawner *spawner, const struct launch *launch, struct ends *ends,
                    struct fault *fault);
 /* Closes all of them. */
 void spawn_disconnect(struct ends *ends);
 /* Starts the program with its ends and closes the child's; with a fault returns -1, and all are open. */
-pid_t spawn(struct spawner *spawner, const struct exec_request *request, struct ends *ends, uint64_t *tag,
+pid_t spawn(struct spawner *spawner, const struct launch *launch, struct ends *ends, uint64_t *tag,
             struct fault *fault);
 void terminal_resize(int terminal, uint16_t rows, uint16_t columns);
 

@@ -33,7 +33,7 @@ static const struct {
     {"setrlimit", "nn", op_rlimit},
     {"setuser", "n", op_user},
     {"drop_bounding", "", op_bounding},
-    {"drop_capabilities", "", op_capabilities},
+    {"drop_capabilities", "n", op_capabilities},
     {"prctl", "nn", op_prctl},
     {"keep", "b", op_keep},
     {"title", "s", op_title},

@@ -133,19 +133,22 @@ bool exec_request_read(struct exec_request *request, const char *payload, size_t
     memcpy(&request->timeout, &timeout, sizeof timeout);
     request->output_limit = (int64_t)wire_get64(payload + 8);
     request->output_tail = wire_get32(payload + 16);
-    request->has_stdin = payload[20] != 0;
+    request->has_stdin = payload[20] & WIRE_HAS_STDIN;
+    uint64_t users = payload[20] & WIRE_HAS_USER ? 1 : 0;
     request->rows = wire_get16(payload + 21);
     request->columns = wire_get16(payload + 23);
     uint64_t argc = wire_get32(payload + 25), envc = wire_get32(payload + 29);
     payload += WIRE_EXEC_FIELDS, size -= WIRE_EXEC_FIELDS;
-    if (argc == 0 || !strings_fill(payload, payload + size, 1 + argc + 2 * envc))
+    if (argc == 0 || !strings_fill(payload, payload + size, 1 + users + argc + 2 * envc))
         return false;
     request->bytes = memory_copy(payload, size);
     request->argv = memory_get((argc + 1) * sizeof *request->argv);
-    request->env = memory_get((envc + 1) * sizeof *request->env);
+    request->env = memory_get((envc + 2) * sizeof *request->env);
     char *at = request->bytes;
     size_t length;
     request->cwd = next_string(&at, &length);
+    if (users != 0)
+        request->user = next_string(&at, &length);
     for (size_t n = 0; n < argc; n++)
         request->argv[n] = next_string(&at, &length);
     bool right = read_env(request, &at, envc);

@@ -31,6 +31,9 @@ enum {
 /* The bonds of a named command to the connection that starts it: it ends with it, or not. */
 enum { WIRE_HELD, WIRE_DETACHED, WIRE_RESUMABLE };
 
+/* The flags of a command: what it has. */
+enum { WIRE_HAS_STDIN = 1, WIRE_HAS_USER = 2 };
+
 /* What is at a path. */
 enum { WIRE_REGULAR = 1, WIRE_DIRECTORY, WIRE_SYMLINK, WIRE_OTHER };
 
@@ -58,9 +61,11 @@ struct exec_request {
     int64_t output_limit; /* In bytes; negative: none. */
     uint32_t output_tail; /* Of each stream, instead of the end of the command at the limit. */
     bool has_stdin;
+    const char *user; /* NULL: the guest's own. */
     uint16_t rows, columns; /* No rows are no terminal. */
     char *cwd;
-    char **argv, **env; /* Each ends with NULL; the latter holds NAME=VALUE, each name once. */
+    /* Each ends with NULL. The latter holds NAME=VALUE, each name once, and has room for one more. */
+    char **argv, **env;
     const char *path;   /* Where programs are looked for. */
     char *bytes;        /* Holds the strings. */
 };

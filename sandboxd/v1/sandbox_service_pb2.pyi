@@ -310,7 +310,7 @@ class EnvironmentVariable(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class ExecCommandRequest(_message.Message):
-    __slots__ = ("name", "argv", "cwd", "env", "stdin", "timeout", "output_limit_bytes", "terminal", "output_tail_bytes", "command_id", "detached", "resume_id")
+    __slots__ = ("name", "argv", "cwd", "env", "stdin", "timeout", "output_limit_bytes", "terminal", "output_tail_bytes", "command_id", "detached", "resume_id", "user")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGV_FIELD_NUMBER: _ClassVar[int]
     CWD_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +323,7 @@ class ExecCommandRequest(_message.Message):
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
     RESUME_ID_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
     name: str
     argv: _containers.RepeatedScalarFieldContainer[bytes]
     cwd: bytes
@@ -335,7 +336,8 @@ class ExecCommandRequest(_message.Message):
     command_id: str
     detached: bool
     resume_id: str
-    def __init__(self, name: _Optional[str] = ..., argv: _Optional[_Iterable[bytes]] = ..., cwd: _Optional[bytes] = ..., env: _Optional[_Iterable[_Union[EnvironmentVariable, _Mapping]]] = ..., stdin: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ..., terminal: _Optional[_Union[TerminalSize, _Mapping]] = ..., output_tail_bytes: _Optional[int] = ..., command_id: _Optional[str] = ..., detached: _Optional[bool] = ..., resume_id: _Optional[str] = ...) -> None: ...
+    user: str
+    def __init__(self, name: _Optional[str] = ..., argv: _Optional[_Iterable[bytes]] = ..., cwd: _Optional[bytes] = ..., env: _Optional[_Iterable[_Union[EnvironmentVariable, _Mapping]]] = ..., stdin: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_limit_bytes: _Optional[int] = ..., terminal: _Optional[_Union[TerminalSize, _Mapping]] = ..., output_tail_bytes: _Optional[int] = ..., command_id: _Optional[str] = ..., detached: _Optional[bool] = ..., resume_id: _Optional[str] = ..., user: _Optional[str] = ...) -> None: ...
 
 class TerminalSize(_message.Message):
     __slots__ = ("rows", "columns")

@@ -45,6 +45,7 @@ ARRIVES: dict[str, tuple[object, str]] = {
     "env": ({"A": "b"}, "template.env"),
     "cwd": ("/there", "template.cwd"),
     "setup": (["true"], "template.setup"),
+    "users": (True, "template.users"),
     "network": ("host", "template.network"),
     "start_timeout_seconds": (19.0, "template.start_timeout"),
     "pull_timeout_seconds": (20.0, "template.pull_timeout"),

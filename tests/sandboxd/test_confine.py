@@ -11,7 +11,7 @@ import pytest
 
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
-from sandboxd.backends.confine import LOCK, Confinement, Order
+from sandboxd.backends.confine import GUEST_CAPABILITIES, LOCK, LOCK_WITH_USERS, Confinement, Order
 from sandboxd.backends.recipes import KINDS, Recipes
 from sandboxd.backends.rootfs import BINDS, MASKED, ROOT, UID, Base
 from sandboxd.backends.starter import TREE, start_order
@@ -169,6 +169,31 @@ def test_a_capability_that_a_program_could_bring_is_gone_before_the_first_sandbo
     assert nested.index("drop_bounding") > nested.index("setuser"), "only of a user namespace of its own"
 
 
+def test_only_a_guest_whose_commands_have_users_keeps_capabilities(tmp_path: Path) -> None:
+    cgroups = Cgroups([(1, str(tmp_path), ("pids",))])
+    made = confinement(cgroups=cgroups)
+    recipes = Recipes(made)
+    assert recipes.order(asked()) != recipes.order(asked(users=True)) != recipes.order(asked(users=False))
+    cgroups.close()
+    without, others = (unfolded(made, order(users=users)) for users in (False, True))
+    assert ("drop_capabilities", 0) in without
+    assert ("prctl", sys.PR_SET_KEEPCAPS, 1) not in without
+    assert [step for step in others if step[0] == "drop_capabilities"] == [
+        ("drop_capabilities", GUEST_CAPABILITIES)
+    ]
+    assert GUEST_CAPABILITIES == 0b1110_0000, "CAP_KILL, CAP_SETGID, CAP_SETUID"
+    change = others.index(("setuser", UID))
+    keep = ("prctl", sys.PR_SET_KEEPCAPS)
+    assert others[change - 1 : change + 2] == [(*keep, 1), ("setuser", UID), (*keep, 0)]
+
+
+@pytest.mark.parametrize("mapped_range", [True, False])
+def test_one_user_for_all_is_never_several(*, mapped_range: bool) -> None:
+    """Without a range of users, or a control group that counts their processes together."""
+    with pytest.raises(OSError, match="there is one user for all"):
+        confinement(mapped_range=mapped_range).become(order(users=True))
+
+
 def test_the_default_workspace_is_made_once() -> None:
     def made(cwd: str) -> list[object]:
         return [step[1] for step in unfolded(confinement(), order(cwd=cwd)) if step[0] == "workspace"]
@@ -179,7 +204,7 @@ def test_the_default_workspace_is_made_once() -> None:
 
 def test_what_is_the_same_for_all_is_sent_once() -> None:
     blocks = confinement().blocks()
-    assert set(blocks) == {BINDS, ROOT, LOCK}
+    assert set(blocks) == {BINDS, ROOT, LOCK, LOCK_WITH_USERS}
     assert len(blocks[BINDS]) == 4
     own = confinement().become(order(limits=LIMITS))
     assert len(encode(own)) < 1500, "bytes that each start sends"

@@ -63,6 +63,7 @@ def requests(draw: st.DrawFn) -> wire.ExecRequest:
     request.output_limit = draw(st.sampled_from([-1, 0, 3, 1000]))
     request.output_tail = draw(st.sampled_from([0, 0, 2, 1000]))
     request.has_stdin = draw(st.booleans())
+    request.user = draw(st.sampled_from([b"", b"", b"root", b"4711:12", b":", b"n" * 300]))
     request.terminal = draw(st.sampled_from([(0, 0), (0, 0), (24, 80)]))
     return request
 

@@ -45,6 +45,7 @@ TEMPLATES = st.builds(
     runtime=st.none() | st.text(max_size=9),
     start_timeout=st.floats(0.0, 1e9),
     pull_timeout=st.floats(0.0, 1e9),
+    users=st.booleans(),
     branches=st.lists(st.text(max_size=9), max_size=3).map(tuple),
 )
 

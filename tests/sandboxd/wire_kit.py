@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import struct
 
-from sandboxd.guest.wire import EXEC_FIELDS, NAMED_FIELDS, ExecRequest, Malformed, NamedRequest
+from sandboxd.guest.wire import (
+    EXEC_FIELDS,
+    HAS_STDIN,
+    HAS_USER,
+    NAMED_FIELDS,
+    ExecRequest,
+    Malformed,
+    NamedRequest,
+)
 
 
 def unpack_exec(payload: bytes) -> ExecRequest:
@@ -13,13 +21,15 @@ def unpack_exec(payload: bytes) -> ExecRequest:
         fields = EXEC_FIELDS.unpack_from(payload)
     except struct.error as error:
         raise Malformed("an exec request is too short") from error
-    timeout, output_limit, output_tail, has_stdin, rows, columns, argc, envc = fields
-    strings = _strings(payload, EXEC_FIELDS.size, 1 + argc + 2 * envc)
+    timeout, output_limit, output_tail, flags, rows, columns, argc, envc = fields
+    strings = _strings(payload, EXEC_FIELDS.size, 1 + bool(flags & HAS_USER) + argc + 2 * envc)
+    user = strings.pop(1) if flags & HAS_USER else b""
     if not argc:
         raise Malformed("an exec request without argv")
     env = [(strings[n], strings[n + 1]) for n in range(1 + argc, len(strings), 2)]
     request = ExecRequest(strings[1 : 1 + argc], strings[0], env)
-    request.timeout, request.output_limit, request.has_stdin = timeout, output_limit, bool(has_stdin)
+    request.timeout, request.output_limit, request.user = timeout, output_limit, user
+    request.has_stdin = bool(flags & HAS_STDIN)
     request.output_tail, request.terminal = output_tail, (rows, columns)
     return request
 
