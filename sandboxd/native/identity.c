@@ -217,7 +217,6 @@ bool identity_put_on(const struct identity *identity, int *death_signal) {
     if (make_files_as(identity->user, identity->groups[0]))
         return true;
     identity_take_off(identity, *death_signal);
-    errno = EPERM;
     return false;
 }
 

@@ -20,7 +20,7 @@ enum { STACK_BYTES = 64 << 10, GUARD_BYTES = 64 << 10 };
 /* From its copy to its program a child takes a fraction of a millisecond, and on a busy host longer than any
  * number says; after so long it is asked whether it was stopped. See `follow`. */
 enum { ASK_MILLISECONDS = 500 };
-static const char OOM_SCORE[] = "500";
+static const char OOM_SCORE[] = "500", ANOTHER[] = "its process could not become that user";
 
 bool spawner_open(struct spawner *spawner, int oom_score_fd) {
     /* The child's three numbers are taken here, so that none of its ends lies on another's place. */
@@ -94,24 +94,18 @@ static bool open_terminal(const struct exec_request *request, struct ends *ends)
     return ends->input >= 0;
 }
 
-static bool open_ends(const struct launch *launch, struct ends *ends) {
-    const struct exec_request *request = launch->request;
-    int death_signal;
-    if (!identity_put_on(launch->identity, &death_signal))
-        return false;
-    bool made = request->rows != 0 ? open_terminal(request, ends) : open_pipes(request->has_stdin, ends);
-    int number = errno;
-    identity_take_off(launch->identity, death_signal);
-    errno = number;
-    return made;
-}
-
 bool spawn_connect(const struct spawner *spawner, const struct launch *launch, struct ends *ends,
                    struct fault *fault) {
     *ends = (struct ends){
         .null = spawner->null, .theirs = {-1, -1, -1}, .terminal = -1, .input = -1, .outputs = {-1, -1}};
-    if (!open_ends(launch, ends)) {
-        int number = errno;
+    const struct exec_request *request = launch->request;
+    int death_signal;
+    if (!identity_put_on(launch->identity, &death_signal))
+        return fault_say(fault, EPERM, ANOTHER);
+    bool made = request->rows != 0 ? open_terminal(request, ends) : open_pipes(request->has_stdin, ends);
+    int number = errno;
+    identity_take_off(launch->identity, death_signal);
+    if (!made) {
         spawn_disconnect(ends);
         return fault_os(fault, number);
     }
@@ -282,7 +276,7 @@ static void tell_fault(const struct child *child, int error, struct fault *fault
     else if (error == STOPPED)
         fault_say(fault, ETIMEDOUT, "its process was stopped before the program began");
     else if (error == NOT_THAT_USER)
-        fault_say(fault, EPERM, "its process could not become that user");
+        fault_say(fault, EPERM, ANOTHER);
     else
         fault_os(fault, error);
     if (child->outside)

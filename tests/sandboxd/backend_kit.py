@@ -18,6 +18,8 @@ from sandboxd.images.importing import import_image
 from sandboxd.images.store import ImageStore
 from sandboxd.types import Command, Event, Exited, ExitReason, Started, Stderr, Stdout, Template
 
+NOT_IN_CONTAINERS = "users = true is for the namespace backend"
+
 
 @dataclass
 class Case:
@@ -30,6 +32,8 @@ class Case:
     without_terminals: bool = False
     without_python: bool = False
     without_forks: bool = False
+    no_users: str = ""
+    """Why no command of it may name a user; empty where one may."""
 
     @contextlib.asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Connection]:
@@ -58,12 +62,13 @@ def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     if request.param == "fake":
         from sandboxd.backends.fake import FakeBackend
 
-        return Case(FakeBackend(), Template("t"), without_terminals=True)
+        no_users = "fake backend's commands run as the daemon's own"
+        return Case(FakeBackend(), Template("t"), without_terminals=True, no_users=no_users)
     if request.param == "guest":
         from .guest_kit import BareGuests
 
         guests: Any = BareGuests(tmp_path / "state")  # It has no more of a backend than the cases ask for.
-        return Case(guests, BareGuests.template, without_forks=True)
+        return Case(guests, BareGuests.template, without_forks=True, no_users="could not become that user")
     if request.param == "namespace":
         from sandboxd.backends.namespace import NamespaceBackend
 
@@ -81,8 +86,17 @@ def unopened(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     template = Template("t", image=image)
     if request.param == "docker-exec":
         backend = DockerBackend(tmp_path / "state", guest=tmp_path / "not-built")
-        return Case(backend, template, by_engine=True, without_terminals=True, without_python=True)
-    return Case(DockerBackend(tmp_path / "state"), template, without_python=request.param == "docker-image")
+        return Case(
+            backend,
+            template,
+            by_engine=True,
+            without_terminals=True,
+            without_python=True,
+            no_users=NOT_IN_CONTAINERS,
+        )
+    without_python = request.param == "docker-image"
+    backend = DockerBackend(tmp_path / "state")
+    return Case(backend, template, without_python=without_python, no_users=NOT_IN_CONTAINERS)
 
 
 @pytest.fixture(scope="session")
