@@ -92,7 +92,7 @@ static int64_t number_of(const char *text) {
 
 static bool take_id(int64_t number, uint32_t *id, struct fault *fault) {
     if (number >= IDS)
-        return fault_say(fault, EINVAL, "a sandbox has users and groups from 0 to 65535");
+        return fault_say(fault, EINVAL, "users and groups are from 0 to 65535");
     *id = (uint32_t)number;
     return true;
 }
@@ -170,9 +170,16 @@ static bool find_memberships(struct identity *identity, const char *name, struct
 /* Supplementary groups are for whom no group was named. */
 static bool find_both(struct identity *identity, char *name, const char *group, struct fault *fault) {
     struct buffer passwd = {0}, groups = {0};
-    bool found = read_lines(PASSWD, &passwd, fault) && find_user(identity, &name, &passwd, fault);
+    bool by_number = group != NULL && number_of(group) >= 0;
+    bool found = read_lines(PASSWD, &passwd, fault);
+    if (!found && by_number && number_of(name) >= 0) {
+        /* All is said but a home: so root can mend what is not to be read. */
+        buffer_free(&passwd);
+        found = true;
+    }
+    found = found && find_user(identity, &name, &passwd, fault);
     if (found && (group != NULL || name != NULL))
-        found = read_lines(GROUP, &groups, fault) &&
+        found = (by_number || read_lines(GROUP, &groups, fault)) &&
                 (group != NULL ? find_group(identity, group, &groups, fault)
                                : find_memberships(identity, name, &groups, fault));
     buffer_free(&passwd);

@@ -72,9 +72,9 @@ async def test_a_command_is_who_it_names(case: Case) -> None:
             ("nobody-here", "not in /etc/passwd"),
             ("three", "not in /etc/passwd"),
             ("four", "not in /etc/passwd"),
-            ("six", "a sandbox has users and groups from 0 to 65535"),
+            ("six", "users and groups are from 0 to 65535"),
             ("two:nogroup", "the group is not in /etc/group"),
-            ("two:ten", "a sandbox has users and groups from 0 to 65535"),
+            ("two:ten", "users and groups are from 0 to 65535"),
         ):
             assert await not_started(box, user) == f"user {user}: {why}"
         # The sandbox's own user is still that.

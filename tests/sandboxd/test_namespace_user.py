@@ -24,7 +24,7 @@ for name, path in (("sandboxd", root), ("sandboxd.backends", root / "backends"))
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [str(path)]
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
-from sandboxd.errors import BackendUnavailable
+from sandboxd.errors import BackendUnavailable, StartFailed
 from sandboxd.types import Command, Limits, Template
 
 async def run(box, *argv):
@@ -104,13 +104,18 @@ def test_an_ordinary_user_makes_sandboxes(python: str, home: Path) -> None:
             other = await backend.create("two", Template("t"))
             print((await run(box, b"sh", b"-c", b"echo mine >>/etc/passwd; grep -c mine /etc/passwd"))[0])
             print((await run(other, b"grep", b"-c", b"mine", b"/etc/passwd"))[0])
+            try:
+                await backend.prepare(Template("t", users=True))
+            except StartFailed as error:
+                print(error.retryable, error)
             output, end = await run(box, b"sh", b"-c", b"for n in $(seq 40); do sleep 1 & done; wait")
             print(b"fork" in output.lower(), sorted(backend.capabilities().enforced_limits))
             await box.ping()
         print((Path(sys.argv[2]) / "state").exists())
     asyncio.run(main())
     """
-    uid, capabilities, unshared, own, others, bomb, left = as_user(python, home, script)
+    uid, capabilities, unshared, own, others, users, bomb, left = as_user(python, home, script)
+    assert users.startswith("False users = true needs a daemon that root runs, a range of users")
     assert [own, others] == ["b'1\\n'", "b'0\\n'"]
     assert uid == "b'1000\\n'"
     assert capabilities == str([b"0" * 16] * 5)
