@@ -86,6 +86,7 @@ ATTEMPTS = [
     ("python3 -c 'import os; os.setgroups([1000])'", "Operation not permitted"),
     (f'python3 -c "{GAIN}" && false', "Operation not permitted"),
     ("python3 -c 'import socket; socket.socket(2, 3, 1)'", "Operation not permitted"),
+    ("python3 -c 'import socket; socket.socket().bind((\"\", 80))'", "Permission denied"),
     # What is the host's.
     ("touch /usr/bin/mine", "Read-only file system"),
     ("chmod 777 /dev", "Read-only file system"),
