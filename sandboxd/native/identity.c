@@ -59,7 +59,7 @@ static bool read_lines(const char *path, struct buffer *text, struct fault *faul
     return true;
 }
 
-/* Takes the next line off the text, cut into its fields; those that it lacks are empty. False past the last. */
+/* Takes the next line off the text, cut into its fields; what it lacks is empty. False past the last. */
 static bool next_entry(struct buffer *text, char **fields) {
     char *at = buffer_at(text), *end = memchr(at, '\n', buffer_size(text));
     if (end == NULL)

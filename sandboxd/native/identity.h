@@ -23,9 +23,9 @@ struct identity {
 bool identity_find(struct identity *identity, const char *user, struct fault *fault);
 void identity_free(struct identity *identity);
 
-/* From here on to `identity_take_off` the pipes and terminals that this process makes belong to that user, who
- * could not open them anew otherwise. False where it may not, and then nothing has changed; `death_signal` is
- * for the way back. */
+/* From here on to `identity_take_off` the pipes and terminals that this process makes belong to that user,
+ * who could not open them anew otherwise. False where it may not, and then nothing has changed;
+ * `death_signal` is for the way back. */
 bool identity_put_on(const struct identity *identity, int *death_signal);
 void identity_take_off(const struct identity *identity, int death_signal);
 
