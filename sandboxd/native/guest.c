@@ -218,12 +218,8 @@ static void keep_own(int listener, struct memory_files memory, int lifeline, int
 
 /* No new privileges for anything started here, and nobody inside may read or trace this process. */
 static bool lock_down(void) {
-#ifdef __SANITIZE_ADDRESS__
-    bool dumpable = true; /* The search for leaks at its end is a tracer. */
-#else
-    bool dumpable = false;
-#endif
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_DUMPABLE, dumpable, 0, 0, 0) == 0;
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_DUMPABLE, GUEST_DUMPABLE, 0, 0, 0) == 0;
 }
 
 int guest_serve(int listener, struct memory_files memory, int lifeline, int oom_score_fd) {

@@ -8,6 +8,13 @@ struct memory_files {
     int kills, peak, limit;
 };
 
+/* Whether anybody may read or trace this process. */
+#ifdef __SANITIZE_ADDRESS__
+enum { GUEST_DUMPABLE = 1 }; /* The search for leaks at its end is a tracer. */
+#else
+enum { GUEST_DUMPABLE = 0 };
+#endif
+
 /* Serves `listener` until `lifeline` (-1: none) ends or SIGTERM asks to. Returns the exit code.
  * `oom_score_fd` is an open /proc/self/oom_score_adj that started commands write to, -1: none. */
 int guest_serve(int listener, struct memory_files memory, int lifeline, int oom_score_fd);

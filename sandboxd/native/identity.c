@@ -2,6 +2,7 @@
 #include "identity.h"
 
 #include "buffer.h"
+#include "guest.h"
 #include "spawn.h"
 
 #include <errno.h>
@@ -239,7 +240,7 @@ void identity_take_off(const struct identity *identity, int death_signal) {
 
 void identity_close(const struct identity *identity) {
     if (identity->given)
-        prctl(PR_SET_DUMPABLE, 0UL, 0UL, 0UL, 0UL);
+        prctl(PR_SET_DUMPABLE, (unsigned long)GUEST_DUMPABLE, 0UL, 0UL, 0UL);
 }
 
 /* By plain system calls: the C library's would have all threads of this memory follow. */

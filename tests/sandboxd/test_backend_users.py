@@ -10,7 +10,7 @@ from sandboxd.backends.base import Connection
 from sandboxd.errors import FileFailed, InvalidRequest, StartFailed
 from sandboxd.types import Command, ExitReason
 
-from .backend_kit import Case, Outcome, execute, read, shell
+from .backend_kit import Case, Outcome, execute, pieces, read, shell
 from .namespace_kit import skip_without_users
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +101,8 @@ async def test_a_user_has_its_own_streams_terminal_and_directory(case: Case) -> 
         for other in ("", "0:0"):
             said = await not_started(box, other, cwd=b"/tmp/own")
             assert said == "working directory /tmp/own: Permission denied"
-        # What the daemon reads it reads as the sandbox's own user.
+        # What the daemon writes and reads is the sandbox's own user's.
+        await box.files.write(b"/tmp/file", pieces(b"x"), 0o600)
+        assert (await shell(box, "ls -ln /tmp/file")).stdout.split()[2:4] == [b"1000", b"1000"]
         with pytest.raises(FileFailed, match="Permission denied"):
             await read(box, b"/tmp/own/file")

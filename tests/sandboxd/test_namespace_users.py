@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from sandboxd.backends.base import Connection
-from sandboxd.backends.namespace import NamespaceBackend
-from sandboxd.errors import FileFailed
+from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
+from sandboxd.errors import FileFailed, StartFailed
 from sandboxd.types import Command, Exited, ExitReason, Limits, Started, Template
 
 from .backend_kit import execute, processes_with, read, shell
-from .namespace_kit import skip_without_users
+from .namespace_kit import opened, skip_without_users
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t", users=True)
@@ -232,6 +232,17 @@ async def test_roots_files_fork_and_go_as_others_do(box: Connection, backend: Na
     await anew.close()
     await backend.destroy("three")
     await backend.prune("b")
+
+
+async def test_where_nobody_counts_all_processes_together_there_is_one_user(tmp_path: Path) -> None:
+    """As for an ordinary user's daemon, whose sandboxes have no users to give."""
+    async with opened(tmp_path / "state", NamespaceOptions(cgroup_root=tmp_path / "none")) as backend:
+        with pytest.raises(StartFailed, match="a control group that counts processes") as raised:
+            await backend.prepare(TEMPLATE)
+        assert not raised.value.retryable
+        with pytest.raises(StartFailed, match="or leave `users` out"):
+            await backend.create("one", TEMPLATE)
+        assert await backend.list_ids() == []
 
 
 async def test_the_first_process_still_dies_with_its_parent(backend: NamespaceBackend) -> None:
