@@ -24,6 +24,14 @@ enum { FILE_BYTES = 1 << 20, READ_BYTES = 16 << 10 };
 enum { FIELDS = 7 };
 static const char PASSWD[] = "/etc/passwd", GROUP[] = "/etc/group";
 
+static bool has_rights;
+
+void identity_open(void) {
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct held[_LINUX_CAPABILITY_U32S_3] = {{0, 0, 0}, {0, 0, 0}};
+    has_rights = syscall(SYS_capget, &header, held) == 0 && (held[0].permitted | held[1].permitted) != 0;
+}
+
 /* -- the files */
 
 static bool read_all(int fd, struct buffer *text, struct fault *fault) {
@@ -259,5 +267,5 @@ IN_CHILD bool identity_become(const struct identity *identity) {
      * may trace it as soon as it has no more rights than that one, unless the memory is closed. */
     if (identity->given && (!change(identity) || prctl(PR_SET_DUMPABLE, 0UL, 0UL, 0UL, 0UL) != 0))
         return false;
-    return syscall(SYS_capset, &header, nothing) == 0;
+    return !has_rights || syscall(SYS_capset, &header, nothing) == 0;
 }

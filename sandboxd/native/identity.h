@@ -10,6 +10,9 @@
 
 enum { IDENTITY_GROUPS = 256 };
 
+/* Looks whether this process has such rights, before any of the others. */
+void identity_open(void);
+
 struct identity {
     bool given; /* False: who this process is. */
     uid_t user;

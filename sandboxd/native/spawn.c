@@ -32,6 +32,7 @@ bool spawner_open(struct spawner *spawner, int oom_score_fd) {
     if (oom_score_fd < 0 || pread(oom_score_fd, score, sizeof spawner->oom_score - 1, 0) <= 0)
         strcpy(score, "0");
     tagger_open(&spawner->tagger);
+    identity_open();
     int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK;
     char *low = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_NONE, kind, -1, 0);
     if (low == MAP_FAILED || mprotect(low + GUARD_BYTES, STACK_BYTES, PROT_READ | PROT_WRITE) != 0)
