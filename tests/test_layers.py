@@ -50,7 +50,7 @@ PLACES = {
         "rl/communicators.py",
         *(
             f"rl/generators/{name}.py"
-            for name in ("gloo", "plugin", "reload", "repack", "shared_memory", "vllm")
+            for name in ("gloo", "in_core", "plugin", "reload", "repack", "shared_memory", "vllm")
         ),
     },
     "opentelemetry": {
@@ -253,7 +253,7 @@ assert not loaded, loaded
 
 @pytest.mark.parametrize("package", ["sandboxd", "rl"])
 def test_importing_does_nothing(package: str) -> None:
-    heavy = PLACES["torch"] | PLACES["docker"] | {"rl/trainer_host.py"}
+    heavy = PLACES["torch"] | PLACES["docker"] | {"rl/trainer_host.py", "rl/generators/in_core.py"}
     names = [
         module(path)
         for path in sources(package)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ class Reload:
         )
         engine.init_transfer_engine(engine.parse_init_info({"path": segment_path}))
         self.weight_transfer_engine = engine
+
+    def prepare(self, version: int) -> Future[None]:
+        """Begins what can be done of an update from the segment while the engine draws. Waited for by whoever
+        calls it through `rl.generators.in_core` alone."""
+        done: Future[None] = self.weight_transfer_engine.prepare(version)
+        return done
 
 
 def pack_tied_head(model: Any) -> None:

@@ -3,6 +3,7 @@
 On a CPU vLLM computes with packed copies of its matrices and keeps no others. Its own reload gives each
 layer new memory, fills it from the checkpoint, packs that, and copies what is left to where the old values
 were. For a plain model all that is needed is to pack anew, straight out of the shared memory: half the time.
+And packing leaves the model alone, so it can be done while the model still computes with the old copies.
 A model that is not plain in every part is left to vLLM.
 """
 
@@ -23,6 +24,10 @@ PLAIN = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "NoneType"}
 """vLLM's classes for layers that compute with the numbers as they come."""
 
 Names = tuple[str, ...]
+Values = Callable[[Names], Tensor]
+"""The values of these names, rows one after the other."""
+Packed = list[tuple[Module, Any]]
+"""Layers, each with what it will compute with."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -30,13 +35,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Plan:
     """What becomes of every tensor. Where several names stand, their rows follow one another.
 
-    `copied`: parameters that are used as they are. `packed`: layers whose matrix is kept packed only.
-    `heads`: layers that keep a packed copy beside the parameter.
+    `copied`: parameters that are used as they are. `packed`: layers that compute with a packed copy of their
+    matrix; an output layer has the parameter beside it.
     """
 
     copied: list[tuple[Parameter, Names]] = field(default_factory=list)
     packed: list[tuple[Module, Names]] = field(default_factory=list)
-    heads: list[Module] = field(default_factory=list)
 
 
 def plan_repack(model: Module, shapes: Shapes) -> Plan | None:
@@ -62,7 +66,8 @@ def plan_repack(model: Module, shapes: Shapes) -> Plan | None:
         used.update(sources)
     if shapes.keys() - used - TIED:
         return None
-    plan.heads = _heads(model)
+    for head in _heads(model):
+        plan.packed += [(head, names) for parameter, names in plan.copied if parameter is head.weight]
     return plan
 
 
@@ -107,26 +112,26 @@ def _heads(model: Module) -> list[Module]:
     return heads or [module for module in modules if type(module).__name__ == "VocabParallelEmbedding"]
 
 
-def repack(plan: Plan, tensor: Callable[[Names], Tensor]) -> None:
-    """Carries the plan out. `tensor(names)` gives the values of these names, rows one after the other.
+def pack(plan: Plan, values: Values) -> Packed:
+    """Packs the matrices; the model goes on with those that it has. It takes the room of all of them.
 
     Packing one matrix keeps one core busy, so as many are packed at once as the model computes with.
     """
+    with ThreadPoolExecutor(torch.get_num_threads()) as packers:
+        packing = [packers.submit(_pack, layer, values(names)) for layer, names in plan.packed]
+    return [(layer, done.result()) for (layer, _), done in zip(plan.packed, packing, strict=True)]
+
+
+def put_in(plan: Plan, packed: Packed, values: Values) -> None:
+    """Has the model compute with the new values, of which `pack` made `packed`. It must stand still."""
     with torch.no_grad():
         for parameter, names in plan.copied:
-            parameter.copy_(tensor(names))
-    with ThreadPoolExecutor(torch.get_num_threads()) as packers:
-        packing = [packers.submit(_pack, module, tensor(names)) for module, names in plan.packed]
-        packing += [packers.submit(_pack_head, head) for head in plan.heads]
-    for done in packing:
-        done.result()
+            parameter.copy_(values(names))
+    for layer, product in packed:
+        layer.cpu_linear = product
 
 
-def _pack_head(head: Any) -> None:
-    head.quant_method.process_weights_after_loading(head)
-
-
-def _pack(layer: Any, values: Tensor) -> None:
+def _pack(layer: Module, values: Tensor) -> Any:
     """Packs with vLLM's own function, on a stand-in: the layer's own weight went at its first packing."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
@@ -134,4 +139,4 @@ def _pack(layer: Any, values: Tensor) -> None:
     stand_in.weight = Parameter(values, requires_grad=False)
     stand_in.bias = getattr(layer, "bias", None)
     dispatch_cpu_unquantized_gemm(stand_in, remove_weight=True)
-    layer.cpu_linear = stand_in.cpu_linear
+    return stand_in.cpu_linear

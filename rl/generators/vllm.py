@@ -65,7 +65,8 @@ def start_engine(settings: VllmSettings, stats: EngineStats) -> AsyncLLM:
     """Start the engine's processes and load the model; takes 15 to 40 s on two cores. `stats` is kept up."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    from rl.generators.in_core import InCoreExecutor
 
     arguments = AsyncEngineArgs(
         model=str(settings.model),
@@ -83,7 +84,7 @@ def start_engine(settings: VllmSettings, stats: EngineStats) -> AsyncLLM:
         disable_log_stats=True,
         # As a class, since the name "uni" is turned into "mp" on CPUs, where the engine's core would spin
         # on shared memory for a worker process: a third of a core, taken from the workers themselves.
-        distributed_executor_backend=UniProcExecutor if settings.in_core else None,
+        distributed_executor_backend=InCoreExecutor if settings.in_core else None,
     )
     return AsyncLLM.from_engine_args(arguments, stat_loggers=[stats])
 
@@ -172,8 +173,6 @@ class VllmGenerator:
         return last.outputs[0]
 
     async def update_weights(self, path: Path, version: int) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         async with self._updating:
             if version <= self._version:
                 raise UpdateFailed(f"weights {version} are not newer than weights {self._version}")
@@ -181,7 +180,7 @@ class VllmGenerator:
             try:
                 async with asyncio.timeout(self._settings.update_seconds):
                     await self._change(path, version)
-            except (EngineDeadError, RuntimeError, OSError, ValueError, TimeoutError) as error:
+            except Exception as error:  # what fails in the engine's core arrives as an Exception, no narrower
                 self._broken = True
                 raise GeneratorDead(
                     f"the vLLM engine failed at weights {version} ({error!r}); its log is "
@@ -197,9 +196,8 @@ class VllmGenerator:
         """
         engine = self._engine
         segment = await asyncio.to_thread(segment_identity, path)
-        if segment is not None and segment != self._segment:
-            await engine.collective_rpc("take_from", kwargs={"segment_path": str(path)})
-            self._segment = segment
+        if segment is not None:
+            await self.prepare(path, version)
         stopped, changing = None, False
         try:
             await engine.pause_generation(mode="keep", clear_cache=False)
@@ -224,6 +222,16 @@ class VllmGenerator:
             finally:
                 if stopped is not None:
                     self._paused_seconds += time.monotonic() - stopped
+
+    async def prepare(self, path: Path, version: int) -> None:
+        """Does what can be done of an update from a segment while the engine draws; called by
+        `update_weights`. What was prepared for another version is dropped."""
+        engine, segment = self._engine, await asyncio.to_thread(segment_identity, path)
+        if segment != self._segment:
+            await engine.collective_rpc("take_from", kwargs={"segment_path": str(path)})
+            self._segment = segment
+        if self._settings.in_core:
+            await engine.collective_rpc("prepare", kwargs={"version": version})
 
     async def _transfer(self, engine: AsyncLLM, version: int) -> None:
         """vLLM's own sequence of calls, which ends by setting the version."""

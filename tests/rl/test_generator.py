@@ -214,6 +214,27 @@ def test_keys_and_values_of_old_weights_serve_no_new_request(engine: Engine, car
     np.testing.assert_allclose(drawn.logprobs, reference(halved, PROMPT, drawn.ids), atol=2e-3)
 
 
+def test_prepared_weights_are_not_drawn_with_before_they_are_live(
+    engine: Engine, model: Path, tmp_path: Path
+) -> None:
+    greedy = Sampling(max_tokens=20, temperature=0.0)
+    with open_segment_file(tmp_path) as segment:
+        version = engine.generator.version + 1
+        carried = Carried(model, segment, tmp_path)
+        engine.run(engine.generator.update_weights(carried.path(1.0, version), version))
+        before = [engine.generate(sampling=greedy) for _ in range(2)][-1]  # out of the prefix cache
+        tripled = carried.path(3.0, version + 1)
+        engine.run(engine.generator.prepare(tripled, version + 1))
+        after = engine.generate(sampling=greedy)
+        assert [span.version for span in after.spans] == [version]
+        np.testing.assert_array_equal(after.ids, before.ids)
+        np.testing.assert_array_equal(after.logprobs, before.logprobs)
+        engine.run(engine.generator.update_weights(tripled, version + 1))
+    drawn = engine.generate()
+    exact = reference(tmp_path / "times-3", PROMPT, drawn.ids)
+    np.testing.assert_allclose(drawn.logprobs, exact, atol=2e-3)
+
+
 def test_versions_only_rise(engine: Engine, model: Path) -> None:
     with pytest.raises(UpdateFailed, match="are not newer"):
         engine.run(engine.generator.update_weights(model, engine.generator.version))

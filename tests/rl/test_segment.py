@@ -177,3 +177,27 @@ def test_a_publisher_with_a_segment_writes_no_file(file: Path, tmp_path: Path) -
 
     asyncio.run(body())
     assert list(tmp_path.iterdir()) == []
+
+
+def resident(path: Path) -> int:
+    """Bytes of the file that this process has mapped for reading and that are there."""
+    inode, found, size = str(path.stat().st_ino), False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if not fields[0].endswith(":"):
+            found = fields[1] == "r--s" and fields[4] == inode
+        elif found and fields[0] == "Rss:":
+            size += int(fields[1]) << 10
+    return size
+
+
+def test_a_slots_pages_are_there_before_it_is_read(file: Path) -> None:
+    created = create_segment(file, places_of([("a", "float32", (5 << 20,))]))
+    with created.writing(1) as slot:
+        created.map[slot.start : slot.start + created.slot_bytes] = bytes(created.slot_bytes)
+    reader = open_segment(file)
+    assert resident(file) < created.slot_bytes
+    reader.populate(reader.find(1))
+    assert resident(file) >= created.slot_bytes
+    reader.close()
+    created.close()
