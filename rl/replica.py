@@ -59,9 +59,15 @@ class Life:
             calling.exception()  # heard of: the death may have come first
 
     async def over(self) -> None:
-        """Waits until no call is left: a generator may not be closed under one."""
+        """Waits until no call is left, however often cancelled: a generator may not be closed under one."""
+        cancelled = False
         while self._calls:
-            await asyncio.wait(self._calls)
+            try:
+                await asyncio.wait(self._calls)
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
 
 
 class Replica:

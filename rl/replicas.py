@@ -215,12 +215,16 @@ class Replicas:
             replica.life = None
             try:
                 await asyncio.wait((watching,))
-                await life.over()
             finally:
-                stats = life.generator.stats()
-                self._past.append(stats)
-                if stats.finished:
-                    replica.failures = 0
+                try:
+                    await life.over()
+                finally:
+                    self._remember(replica, life.generator.stats())
+
+    def _remember(self, replica: Replica, stats: GeneratorStats) -> None:
+        self._past.append(stats)
+        if stats.finished:
+            replica.failures = 0
 
     async def _watch(self, replica: Replica, life: Life) -> None:
         """Gives its generator up once it hangs."""

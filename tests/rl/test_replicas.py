@@ -271,9 +271,8 @@ def test_a_request_that_kills_every_generator_is_given_up_alone() -> None:
     play(stage, body, patience=Patience(starts=9, pause_seconds=0.0))
 
 
-def test_a_generator_is_closed_also_after_a_request_that_was_cancelled_twice() -> None:
-    """Once to end it, and once more while what it waits for had not ended yet."""
-    begun, cut, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+def reluctant(begun: asyncio.Event, cut: asyncio.Event, gate: asyncio.Event) -> type[FakeGenerator]:
+    """A generator whose requests never end, and once cancelled only when the gate opens."""
 
     class Reluctant(FakeGenerator):
         async def generate(self, context_ids: TokenIds, sampling: Sampling) -> Generation:
@@ -284,7 +283,13 @@ def test_a_generator_is_closed_also_after_a_request_that_was_cancelled_twice() -
                 cut.set()
                 await gate.wait()
 
-    stage = Stage(lambda place, number: {"kind": Reluctant})
+    return Reluctant
+
+
+def test_a_generator_is_closed_also_after_a_request_that_was_cancelled_twice() -> None:
+    """Once to end it, and once more while what it waits for had not ended yet."""
+    begun, cut, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stage = Stage(lambda place, number: {"kind": reluctant(begun, cut, gate)})
 
     async def body(replicas: Replicas) -> None:
         drawing = asyncio.ensure_future(replicas.generate(PROMPT, SAMPLING))
@@ -298,6 +303,31 @@ def test_a_generator_is_closed_also_after_a_request_that_was_cancelled_twice() -
 
     play(stage, body, count=1)
     assert stage.closed == 1
+
+
+def test_no_generator_is_closed_under_a_call_however_often_its_keeper_is_cancelled() -> None:
+    """As at the end of a program, which cancels whatever still runs."""
+    begun, cut, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stage = Stage(lambda place, number: {"kind": reluctant(begun, cut, gate)})
+
+    async def body(replicas: Replicas) -> None:
+        (keeper,) = (task for task in asyncio.all_tasks() if task.get_name() == "replica")
+        drawing = asyncio.ensure_future(replicas.generate(PROMPT, SAMPLING))
+        await begun.wait()
+        for _ in range(5):
+            keeper.cancel()
+            await asyncio.sleep(0)
+        await cut.wait()
+        keeper.cancel()
+        await asyncio.sleep(0)
+        assert (keeper.done(), stage.closed) == (False, 0)
+        gate.set()
+        await asyncio.wait((keeper,))
+        assert (keeper.cancelled(), stage.closed) == (True, 1)
+        drawing.cancel()
+        await asyncio.wait((drawing,))
+
+    play(stage, body, count=1)
 
 
 def test_a_defect_in_a_generators_opening_reaches_whoever_waits() -> None:
