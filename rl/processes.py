@@ -42,13 +42,13 @@ def terminated_as_interrupted() -> Iterator[None]:
 def descendants(pid: int) -> list[int]:
     """Processes started by `pid` and by those in turn, found in /proc; none where there is no /proc."""
     children: defaultdict[int, list[int]] = defaultdict(list)
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for process in reaper.processes():
         try:
             # The name stands in brackets and may hold anything; the parent is the second field after it.
-            fields = entry.read_text().rpartition(")")[2].split()
+            fields = (reaper.PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        children[int(fields[1])].append(int(entry.parent.name))
+        children[int(fields[1])].append(process)
     found: list[int] = []
     queue = [pid]
     while queue:

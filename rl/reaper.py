@@ -17,44 +17,64 @@ import select
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 TRACKER = b"multiprocessing.resource_tracker"
 """Python's own process that removes named semaphores from shared memory once all that use them are gone,
 and then ends: killed with the rest it would leave them there."""
-EXIT_SECONDS = 5.0
-ROUNDS = 3
-"""A process found in one round may have started another that is found in the next."""
+EXIT_SECONDS = 15.0
+"""A killed process keeps its files open while its memory is freed, and meanwhile counts as a writer."""
+PROC = Path("/proc")
 
 
-def writers(device: int, inode: int) -> list[int]:
-    """Processes whose standard output is this file, but for the calling one; none where there is no /proc."""
-    found = []
-    for output in Path("/proc").glob("[0-9]*/fd/1"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            status = output.stat()
-            tracker = TRACKER in (output.parents[1] / "cmdline").read_bytes()
-            if (status.st_dev, status.st_ino) == (device, inode) and not tracker:
-                found.append(int(output.parts[2]))
-    return [pid for pid in found if pid != os.getpid()]
+def processes(proc: Path = PROC) -> list[int]:
+    """All numbers of processes; none where there is no /proc."""
+    try:
+        return [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
+    except FileNotFoundError:
+        return []
 
 
-def kill(pids: list[int]) -> None:
-    """Kills the processes and waits until they have ended, for at most EXIT_SECONDS each."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(pid)
-            try:
-                os.kill(pid, signal.SIGKILL)
-                select.select([handle], [], [], EXIT_SECONDS)
-            finally:
-                os.close(handle)
+def writers(device: int, inode: int, proc: Path = PROC) -> list[int]:
+    """Processes whose standard output is this file, but for the calling one."""
+    others = (pid for pid in processes(proc) if pid != os.getpid())
+    return [pid for pid in others if _writes(pid, device, inode, proc)]
+
+
+def _writes(pid: int, device: int, inode: int, proc: Path = PROC) -> bool:
+    # One by one: whatever is wrong with a process, gone meanwhile or another user's, the rest are looked at.
+    # A glob would end at the first that is gone between two steps of its path.
+    with contextlib.suppress(OSError):
+        status = (proc / str(pid) / "fd/1").stat()
+        found = (status.st_dev, status.st_ino) == (device, inode)
+        return found and TRACKER not in (proc / str(pid) / "cmdline").read_bytes()
+    return False
 
 
 def kill_writers(device: int, inode: int) -> None:
-    """Kills all processes whose standard output is this file, and those that they start meanwhile."""
-    for _ in range(ROUNDS):
-        kill(writers(device, inode))
+    """Kills all processes whose standard output is this file, and those that they start meanwhile. Returns
+    once none is left, or after EXIT_SECONDS."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    while time.monotonic() < deadline and (pids := writers(device, inode)):
+        with contextlib.ExitStack() as held:
+            for handle in [_killed(pid, device, inode, held) for pid in pids]:
+                if handle is not None:
+                    ended = select.poll()  # select() takes no descriptor above 1023
+                    ended.register(handle, select.POLLIN)
+                    ended.poll(max(0.0, deadline - time.monotonic()) * 1000)
+
+
+def _killed(pid: int, device: int, inode: int, held: contextlib.ExitStack) -> int | None:
+    """Kills the process if it still is one of the writers, and not another that has got its number. Returns a
+    descriptor that tells of its end; `held` closes it."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        held.callback(os.close, handle)
+        if _writes(pid, device, inode):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            return handle
+    return None
 
 
 if __name__ == "__main__":

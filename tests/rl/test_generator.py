@@ -346,6 +346,15 @@ def scratch_directories(temporary: Path) -> list[Path]:
     return list(temporary.glob(f"{SCRATCH_PREFIX}*"))
 
 
+def handles_of(pids: list[int]) -> list[int]:
+    """Of those that have not ended yet."""
+    handles = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    return handles
+
+
 def wait_for_end(handles: list[int]) -> None:
     for handle in handles:
         ended, _, _ = select.select([handle], [], [], END_SECONDS)
@@ -362,7 +371,7 @@ def test_the_engine_dies_with_a_killed_parent(
         assert parent.stdout.readline() == "ready\n", parent.stderr.read()
         assert scratch_directories(temporary)
         # The processes of the engine, and the one that ends them.
-        handles = [os.pidfd_open(pid) for pid in descendants(parent.pid)]
+        handles = handles_of(descendants(parent.pid))
         assert handles
         parent.kill()
     wait_for_end(handles)
@@ -377,9 +386,5 @@ def test_a_program_that_held_an_engine_ends_without_a_word(
         output, errors = parent.communicate()
     assert (output, errors, parent.returncode) == ("ready\n", "", 0)
     # Python's resource tracker ends shortly after the program, not before it.
-    handles = []
-    for pid in engine_pids(tmp_path / "log"):
-        with contextlib.suppress(ProcessLookupError):
-            handles.append(os.pidfd_open(pid))
-    wait_for_end(handles)
+    wait_for_end(handles_of(engine_pids(tmp_path / "log")))
     assert scratch_directories(temporary) == []
