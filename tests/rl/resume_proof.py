@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from rl.checkpoint import LoopState, newest_checkpoint, read_state
+from rl.config import load
 from rl.model import SMOLLM2, build_tiny_model, prepare_model
+from rl.run import task_source
 from rl.tasks.source import SEEDS_OF_A_RUN
 from rl.weights import PREFIX, SHARED_MEMORY
 
@@ -33,7 +35,7 @@ SETTINGS = """
 name = "run"
 seed = {seed}
 steps = {steps}
-families = ["sums"]
+families = [{family}]
 groups_per_batch = 2
 samples_per_group = 2
 staleness_bound = {bound}
@@ -56,12 +58,18 @@ ttl_seconds = 2
 [heldout]
 per_kind = 1
 per_level = 1
+[curriculum]
+{curriculum}
 """
+FEW_SUMS = "tests.rl.few_sums:FewSums"
+RESTING = "low = 0.2\nhigh = 0.8\nmemory = 2\nrest = 1"
+"""Of a fixed set rests for an epoch whatever its two samples solved alike."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is run: `bound` 0 plays episodes one after the other, so that all runs of a seed are equal."""
+    """What is run: `bound` 0 plays episodes one after the other, so all runs of a seed are equal. `fixed`
+    takes tasks of a fixed set, of which some rest."""
 
     directory: Path
     steps: int = 5
@@ -69,18 +77,26 @@ class Case:
     bound: int = 0
     address: str = ""
     model: Path | None = None
+    fixed: bool = False
+
+    @property
+    def settings(self) -> Path:
+        return self.directory / "run.toml"
 
     def argv(self, name: str) -> list[str]:
         """The command line; settings are written when they are not there."""
-        file = self.directory / "run.toml"
         values = {
+            "family": json.dumps(FEW_SUMS if self.fixed else "sums"),
+            "curriculum": RESTING if self.fixed else "",
             "trainer": json.dumps("torch" if self.model else "fake"),
             "address": json.dumps(self.address),
             "model": json.dumps(str(self.model or "none")),
             "concurrent": 8 if self.bound else 1,
         }
-        file.write_text(SETTINGS.format(seed=self.seed, steps=self.steps, bound=self.bound, **values))
-        return ["train", str(file), "--runs-dir", str(self.directory / "runs"), "--name", name]
+        self.settings.write_text(
+            SETTINGS.format(seed=self.seed, steps=self.steps, bound=self.bound, **values)
+        )
+        return ["train", str(self.settings), "--runs-dir", str(self.directory / "runs"), "--name", name]
 
     def run(self, name: str) -> Path:
         return self.directory / "runs" / name
@@ -150,18 +166,29 @@ def final_state(run: Path) -> LoopState:
     return read_state(newest)
 
 
-def check_once(run: Path, seed: int) -> None:
-    """Every task that was ever drawn was trained once, or dropped once with a reason, or is still to come."""
+def check_once(run: Path, case: Case) -> int:
+    """Every task that was ever drawn was trained once, or dropped once with a reason, or is still to come; or
+    it is of a fixed set and was passed over, which befalls only a problem that was played before. Returns how
+    many were."""
     state, lines = final_state(run), rows(run, "tasks.jsonl")
     fates = [*chain.from_iterable(line["trained"] for line in lines)]
     fates += [*chain.from_iterable(line["dropped"] for line in lines), *state.dropped]
     fates += [task.key for task in state.pending]
-    drawn = [
-        f"train/{family}/{level}/{seed * SEEDS_OF_A_RUN + number}"
-        for family, level, count in state.curriculum["drawer"]["drawn"]
-        for number in range(count)
-    ]
-    assert sorted(fates) == sorted(drawn)
+    assert len(fates) == len(set(fates))
+    source, passed_over = task_source(load(case.settings, {})), 0
+    for family, level, count in state.curriculum["drawer"]["drawn"]:
+        numbers = (case.seed * SEEDS_OF_A_RUN + number for number in range(count))
+        played = set[str]()
+        for task in (source.train(family, level, number) for number in numbers):
+            if task.key in fates:
+                fates.remove(task.key)
+                played.add(task.question)
+            else:
+                assert source.set_size(family, level), task.key
+                assert task.question in played, task.key
+                passed_over += 1
+    assert fates == []
+    return passed_over
 
 
 def check_curves(run: Path, case: Case) -> None:
@@ -219,19 +246,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--bound", type=int, default=0)
     parser.add_argument("--torch", action="store_true", help="a real trainer, of a tiny model")
+    parser.add_argument("--fixed", action="store_true", help="tasks of a fixed set, of which some rest")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model = None
         if arguments.torch:
             model = build_tiny_model(directory / "tiny", prepare_model(SMOLLM2, ROOT / "models"))
-        case = Case(directory, arguments.steps, arguments.seed, arguments.bound, model=model)
+        case = Case(
+            directory, arguments.steps, arguments.seed, arguments.bound, model=model, fixed=arguments.fixed
+        )
         with children(directory / "output") as forked:
             events = forked.finish(case.argv("whole"), 0)
             moments = draw_moments(events, arguments.kills, arguments.seed)
             struck = kill_and_resume(forked, case, "killed", moments)
             for run in (case.run("whole"), case.run("killed")):
-                check_once(run, case.seed)
+                check_once(run, case)
                 check_curves(run, case)
             if not case.bound:
                 check_equal(case.run("whole"), case.run("killed"))

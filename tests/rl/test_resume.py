@@ -33,9 +33,9 @@ warm = 2
 
 
 def prove(forked: Children, directory: Path, address: str) -> None:
-    """One run at bound 0, killed ten times; one at bound 1, killed once."""
-    exact, loose = directory / "exact", directory / "loose"
-    for place in (exact, loose):
+    """One run at bound 0, killed ten times; one at bound 1 and one of a fixed set, killed once."""
+    exact, loose, few = directory / "exact", directory / "loose", directory / "few"
+    for place in (exact, loose, few):
         place.mkdir()
     case = Case(exact, steps=4, address=address)
     events = forked.finish([*case.argv("whole"), "--json"], 0)
@@ -46,8 +46,11 @@ def prove(forked: Children, directory: Path, address: str) -> None:
     check_equal(case.run("whole"), case.run("killed"))
     bounded = Case(loose, steps=3, bound=1, address=address)
     kill_and_resume(forked, bounded, "killed", [events // 3])
-    for each in (case, bounded):
-        check_once(each.run("killed"), each.seed)
+    fixed = Case(few, steps=4, address=address, fixed=True)
+    kill_and_resume(forked, fixed, "killed", [events // 3])
+    passed_over = [check_once(each.run("killed"), each) for each in (case, bounded, fixed)]
+    assert (passed_over[:2], passed_over[2] > 0) == ([0, 0], True)
+    for each in (case, bounded, fixed):
         check_curves(each.run("killed"), each)
         assert left_behind(forked, each) == []
 
