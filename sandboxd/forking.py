@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
 from sandboxd.errors import SandboxdError
+from sandboxd.lifetime import cleaned_up
 from sandboxd.sandbox import Sandbox
 from sandboxd.starting import RetryPolicy, Starter, faults_fail_the_start
 from sandboxd.turns import Turns
@@ -37,8 +38,14 @@ class Forks:
         """Copies the files of `source`, made from `template`; returns the template of its forks, whose copy
         counts as used by so many until each of them is counted out. Raises what `Backend.branch` raises.
         """
+        name = secrets.token_hex(8)
         with self.held(template):
-            forks = await self._backend.branch(source, template, secrets.token_hex(8))
+            try:
+                forks = await self._backend.branch(source, template, name)
+            except BaseException:
+                # The backend removes what it has copied by then, which may fail: so it is tried again.
+                self.unused.add(name)
+                raise
             for _ in range(users):
                 self.count_in(forks)
         return forks
@@ -65,14 +72,12 @@ class Forks:
 
         starts = [asyncio.ensure_future(start(name)) for name in names]
         try:
-            return await asyncio.gather(*starts)
+            done, _ = await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
+            for each in done:
+                each.result()
+            return [each.result() for each in starts]
         except BaseException:
-            for begun in starts:
-                begun.cancel()
-            await asyncio.wait(starts)
-            for done in starts:
-                if not done.cancelled() and done.exception() is None:
-                    await done.result().close()
+            await _undone(starts)
             raise
 
     @contextlib.contextmanager
@@ -111,3 +116,28 @@ class Forks:
 
         if self.unused and (self._pruning is None or self._pruning.done()):
             self._pruning = tasks.create_task(prune(), name="removing copies")
+
+
+async def _undone(starts: Sequence[asyncio.Future[Connection]]) -> None:
+    """Returns when none of them is under way any more and what they opened is closed.
+
+    A cancellation meanwhile is raised at the end, and passed on to them: then they wait for no backend that
+    hangs.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while pending := [start for start in starts if not start.done()]:
+        for start in pending:
+            start.cancel()
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    opened = [each.result() for each in starts if not each.cancelled() and each.exception() is None]
+    await cleaned_up("closing the connections of forks", _closed(opened))
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _closed(connections: Sequence[Connection]) -> None:
+    for connection in connections:
+        await cleaned_up("closing the connection of a fork", connection.close())

@@ -12,10 +12,13 @@ from sandboxd.backends.fake import FakeBackend, FakeConnection
 from sandboxd.backends.link import Link
 from sandboxd.backends.snapshots import Snapshots
 from sandboxd.clock import ManualClock
-from sandboxd.errors import SandboxLost
+from sandboxd.errors import SandboxLost, StartFailed
+from sandboxd.forking import Forks
 from sandboxd.lifetime import cleaned_up
-from sandboxd.pacing import Pace
+from sandboxd.pacing import Bucket, Pace
+from sandboxd.slots import Slots
 from sandboxd.starting import RetryPolicy, Starter
+from sandboxd.turns import Turns
 from sandboxd.types import Template
 
 pytestmark = pytest.mark.anyio
@@ -101,4 +104,75 @@ async def test_a_start_cancelled_again_in_its_clean_up_says_that_something_is_le
     assert starting.cancelled()
     assert left == [True]
     backend.made.clear()
+    await backend.close()
+
+
+class Noted(FakeConnection):
+    """Says when it is closed."""
+
+    def __init__(self, template: Template) -> None:
+        super().__init__(template)
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class HalfStarted(FakeBackend):
+    """The first sandbox is there at once, the second is being made for ever and does not end by itself when
+    it is cancelled, the third fails once the second is being made.
+    """
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.first = Noted(Template("p"))
+        self.making, self.ending = asyncio.Event(), asyncio.Event()
+
+    async def create(self, sandbox_id: str, template: Template) -> FakeConnection:
+        if sandbox_id == "first":
+            return self.first
+        if sandbox_id == "third":
+            await self.making.wait()
+            raise StartFailed("no", retryable=False)
+        forever = asyncio.get_running_loop().create_future()
+        self.making.set()
+        try:
+            return await forever
+        finally:
+            self.ending.set()
+            await asyncio.get_running_loop().create_future()
+
+
+def forks_of(backend: FakeBackend, clock: ManualClock) -> Forks:
+    turns = Turns(Slots(Pace(floor=3, ceiling=3)), Bucket(), clock, lambda: 3)
+    return Forks(backend, RetryPolicy(), clock, turns)
+
+
+async def test_forks_that_are_cancelled_while_they_are_undone_close_what_they_opened(
+    clock: ManualClock,
+) -> None:
+    """And wait for no backend that hangs."""
+    backend = HalfStarted(clock)
+    names = ["first", "second", "third"]
+    starting = asyncio.create_task(forks_of(backend, clock).start(Template("p"), names))
+    async with asyncio.timeout(20):
+        await backend.ending.wait()
+        assert not starting.done()
+        starting.cancel()
+        await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert backend.first.closed
+
+
+async def test_a_copy_whose_removal_failed_is_removed_later(clock: ManualClock) -> None:
+    backend = FakeBackend(clock=clock)
+    forks = forks_of(backend, clock)
+    backend.script.prune_failures = 1
+    with pytest.raises(SandboxLost, match="gone"):
+        await forks.branch("none", Template("p"), 1)
+    assert set(backend.branches()) == forks.unused
+    assert len(forks.unused) == 1
+    await forks.prune()
+    assert backend.branches() == []
+    assert forks.unused == set()
     await backend.close()
