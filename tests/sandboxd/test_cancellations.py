@@ -134,7 +134,7 @@ class HalfStarted(FakeBackend):
         if sandbox_id == "third":
             await self.making.wait()
             raise StartFailed("no", retryable=False)
-        forever = asyncio.get_running_loop().create_future()
+        forever: asyncio.Future[FakeConnection] = asyncio.get_running_loop().create_future()
         self.making.set()
         try:
             return await forever
