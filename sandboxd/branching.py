@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from sandboxd.backends.base import Backend
@@ -35,6 +35,8 @@ class Owner(Protocol):
 
     def pump(self) -> None: ...
 
+    def make_room(self, count: int) -> list[asyncio.Task[None]]: ...
+
     def template_of(self, sandbox: Sandbox) -> Template: ...
 
     def new(self, sandbox_id: str, origin: Template, made_from: str) -> Sandbox: ...
@@ -60,10 +62,11 @@ class Branching:
     ) -> tuple[list[Sandbox], asyncio.Future[None]]:
         """See `Fleet.fork`."""
         owner = self._owner
+        leaving = owner.make_room(count)
         origin, made_from = source.origin or owner.template, source.made_from
         forks = [owner.new(name, origin, made_from) for name in owner.ledger.fork(count)]
         done: asyncio.Future[None] = told_later()
-        work = self._fork(source, forks, lease, done, tasks)
+        work = self._fork(source, forks, lease, done, leaving, tasks)
         task = tasks.create_task(work, name=f"fork {source.id}")
         task.add_done_callback(lambda _: self._fork_ended(forks, done))
         for fork in forks:
@@ -77,11 +80,12 @@ class Branching:
         forks: list[Sandbox],
         lease: Lease,
         done: asyncio.Future[None],
+        leaving: Collection[asyncio.Task[None]],
         tasks: asyncio.TaskGroup,
     ) -> None:
         owner, begin = self._owner, self._clock.now()
         try:
-            await self._forks.start_all(source.id, owner.template_of(source), forks)
+            await self._forks.start_all(source.id, owner.template_of(source), forks, leaving)
             if not owner.closing.is_set():
                 for fork in forks:
                     owner.regulator.measured(self._clock.now(), self._clock.now() - begin)

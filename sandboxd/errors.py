@@ -168,7 +168,7 @@ class QueueFull(SandboxdError):
 
 
 class PoolFull(SandboxdError):
-    """The pool has as many sandboxes as it may; what was asked for does not wait for others to end."""
+    """The pool's sandboxes are all leased or waited for, and what was asked for waits for none to end."""
 
     reason = "POOL_FULL"
     default_phase = Phase.QUEUE

@@ -29,6 +29,7 @@ from sandboxd.leases import Lease
 from sandboxd.ledger import Bounds, Ledger
 from sandboxd.lifetime import Tasks
 from sandboxd.listener import Listener
+from sandboxd.making_room import giving_way
 from sandboxd.proof import Proof
 from sandboxd.quarantine import Quarantine
 from sandboxd.regulator import Regulation, Regulator
@@ -169,6 +170,22 @@ class Fleet:
             self.begin_to_destroy(sandbox)
         elif sandbox.state is SandboxState.STARTING and sandbox.id not in self.ledger.forking:
             self._starts.withdraw(sandbox)
+
+    def make_room(self, count: int) -> list[asyncio.Task[None]]:
+        """Ends what gives way to so many forks; they fit when the tasks that are returned have ended. Raises
+        PoolFull.
+        """
+        leaving = [self.sandboxes[name] for name in giving_way(self.ledger, count)]
+        ending = [each.task for each in leaving if each.state is SandboxState.STARTING]
+        for sandbox in leaving:
+            if sandbox.state is SandboxState.QUARANTINED:
+                self.ledger.release_quarantined(sandbox.id)
+                self.begin_to_destroy(sandbox)
+            else:
+                self._drop_unleased(sandbox)
+        if self.ledger.size + count > self.ledger.bounds.size_limit:
+            ending += [self.sandboxes[name].task for name in self.ledger.deleting]
+        return [task for task in ending if task is not None]
 
     def adopt(self, sandbox: Sandbox) -> None:
         """Takes over a sandbox of an earlier daemon, before `run`."""

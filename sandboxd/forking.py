@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 from sandboxd.backends.base import Backend, Connection
 from sandboxd.clock import Clock
@@ -50,12 +50,22 @@ class Forks:
                 self.count_in(forks)
         return forks
 
-    async def start_all(self, source: str, template: Template, forks: Sequence[Sandbox]) -> None:
-        """Begins them with the files of `source`. Raises what `branch` and `start` raise."""
+    async def start_all(
+        self,
+        source: str,
+        template: Template,
+        forks: Sequence[Sandbox],
+        leaving: Collection[asyncio.Task[None]] = (),
+    ) -> None:
+        """Begins them with the files of `source`, once those that give way to them are gone. Raises what
+        `branch` and `start` raise.
+        """
         with faults_fail_the_start(f"forking {source}", known=SandboxdError):
             own = await self.branch(source, template, len(forks))
             for fork in forks:
                 fork.template = own
+            if leaving:
+                await asyncio.wait(leaving)
             connections = await self.start(own, [fork.id for fork in forks])
         for fork, connection in zip(forks, connections, strict=True):
             fork.connection = connection

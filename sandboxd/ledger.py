@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sandboxd.bounds import Bounds, Plan, Totals
-from sandboxd.errors import InvalidRequest, PoolFull, QueueFull
+from sandboxd.errors import InvalidRequest, QueueFull
 from sandboxd.queueing import Claim, Queue
 
 __all__ = ["Bounds", "Ledger", "Plan", "Totals"]
@@ -261,14 +261,7 @@ class Ledger:
             self.warm[sandbox_id] = None
 
     def fork(self, count: int) -> tuple[str, ...]:
-        """New → FORKING, all or none. Raises PoolFull."""
-        room = self.bounds.size_limit - self.size
-        if count > room:
-            raise PoolFull(
-                f"{count} forks do not fit: the pool may have {self.bounds.size_limit} sandboxes and has"
-                f" {self.size}; release some, or raise its size_limit",
-                metadata={"room": str(max(0, room))},
-            )
+        """New → FORKING. Until what gives way to them is gone (`making_room`) there are more than may be."""
         forks = tuple(self.new_id() for _ in range(count))
         self.forking.update(forks)
         return forks

@@ -97,6 +97,7 @@ LAYERS = [
     {"sandboxd.endings"},
     {"sandboxd.journal", "sandboxd.journal_file"},
     {"sandboxd.template_record"},
+    {"sandboxd.making_room"},
     {"sandboxd.ledger", "sandboxd.leases", "sandboxd.rates", "sandboxd.start_times"},
     {"sandboxd.health", "sandboxd.sizing", "sandboxd.slots"},
     {"sandboxd.queueing", "sandboxd.pacing", "sandboxd.announcements", "sandboxd.care", "sandboxd.bounds"},
@@ -129,7 +130,7 @@ def test_the_daemons_layers() -> None:
 
 def test_pure_modules_import_no_one_who_waits() -> None:
     pure = (
-        *("errors", "types", "ledger", "leases", "lines", "queueing", "rates"),
+        *("errors", "types", "ledger", "leases", "lines", "making_room", "queueing", "rates"),
         *("pacing", "slots", "sizing", "health", "start_times", "announcements", "care", "bounds"),
     )
     allowed = {"sandboxd", *(f"sandboxd.{name}" for name in pure)}

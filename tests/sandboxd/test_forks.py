@@ -16,13 +16,12 @@ from sandboxd.backends.base import Connection
 from sandboxd.backends.docker import DockerBackend
 from sandboxd.backends.fake import FakeScript
 from sandboxd.backends.faults import Fault
-from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
-from sandboxd.errors import PoolFull, SandboxLost, SandboxNotFound, StartFailed
+from sandboxd.errors import PoolFull, SandboxNotFound, StartFailed
 from sandboxd.images.store import ImageStore
 from sandboxd.leases import Lease
 from sandboxd.starting import RetryPolicy
-from sandboxd.types import Command, Limits, Template
-from tests.sandboxd.backend_kit import Case, execute, shell
+from sandboxd.types import Template
+from tests.sandboxd.backend_kit import Case, shell
 from tests.sandboxd.conftest import LASTING, settle
 
 pytestmark = pytest.mark.anyio
@@ -95,12 +94,51 @@ async def test_forks_are_leased_all_or_none(rig: OpenRig) -> None:
         forks = await r.pool.fork(source.id, 3, Lease(ttl=7.0, labels={"a": "b"}))
         assert [fork.labels for fork in forks] == [{"a": "b"}] * 3
         assert "4 active" in r.counts
-        with pytest.raises(PoolFull, match="release some"):
+        with pytest.raises(PoolFull, match="4 are leased; release some"):
             await r.pool.fork(source.id, 1, Lease())
         await r.advance(7.0)
         assert "1 active" in r.counts
         with pytest.raises(SandboxNotFound):
             await r.pool.fork("none", 1, Lease())
+
+
+async def test_warm_ones_give_way_to_forks_and_are_gone_before_these_begin(rig: OpenRig) -> None:
+    script = FakeScript()
+    async with rig(warm=3, size=4, script=script) as r:
+        source = await r.pool.acquire(LASTING)
+        await r.until(lambda: "3 warm" in r.counts)
+        script.destroy_failures = 1
+        forking = asyncio.create_task(r.pool.fork(source.id, 3, LASTING))
+        await r.until(lambda: not script.destroy_failures)
+        await r.until(lambda: len(r.pool.sandboxes()) == 5)
+        assert r.backend.created_total == 4
+        async with asyncio.timeout(30):
+            while not forking.done():
+                await r.advance(1.0)
+        forks = await forking
+        assert "0 warm, 4 active, 0 deleting" in r.counts
+        with pytest.raises(PoolFull, match="4 are leased; release some"):
+            await r.pool.fork(source.id, 1, Lease())
+        # As soon as some are released, though they are not gone yet.
+        for fork in forks:
+            r.pool.release(fork.id)
+        again = await r.pool.fork(source.id, 3, LASTING)
+        assert {fork.id for fork in again}.isdisjoint(fork.id for fork in forks)
+
+
+async def test_one_that_is_being_started_for_nobody_gives_way_to_a_fork(rig: OpenRig) -> None:
+    script = FakeScript()
+    async with rig(size=2, script=script) as r:
+        source = await r.pool.acquire(LASTING)
+        script.start_seconds = 1.0
+        r.pool.resize(warm_target=1)
+        await r.until(lambda: "1 starting" in r.counts)
+        forking = asyncio.create_task(r.pool.fork(source.id, 1, LASTING))
+        async with asyncio.timeout(30):
+            while not forking.done():
+                await r.advance(1.0)
+        (fork,) = await forking
+        assert sorted(await r.backend.list_ids()) == sorted([source.id, fork.id])
 
 
 async def test_one_fork_that_fails_takes_the_others_with_it(rig: OpenRig) -> None:
@@ -242,81 +280,7 @@ async def test_a_snapshot_is_an_image_of_its_own(daemon: OpenDaemon, tmp_path: P
     assert store.collect() == 3
 
 
-# -- what is copied, on the namespace backend
-
-
-async def test_all_that_a_file_system_can_hold_is_copied(backend: NamespaceBackend, tmp_path: Path) -> None:
-    template = Template("t")
-    source = await backend.create("source", template)
-    await output(
-        source,
-        "mkfifo pipe; ln -s /nowhere link; echo x > a; ln a b; chmod 4711 a; mkdir -m 1777 sticky;"
-        " touch -d @1000000000 old; python3 -c \"import os; os.truncate(os.open('hole', 66, 0o644), 1 << 30);"
-        " os.setxattr('a', 'user.note', b'v')\"; mkdir removed; rmdir removed",
-    )
-    forks = await backend.branch("source", template, "b")
-    fork = await backend.create("fork", forks)
-    described = "stat -c '%n %F %a %h %s %u' *; stat -c %Y old; readlink link; du -k hole | cut -f1"
-    assert await output(fork, described) == await output(source, described)
-    assert await output(fork, "python3 -c \"import os; print(os.getxattr('a', 'user.note'))\"") == "b'v'\n"
-    for name in ("source", "fork"):
-        await backend.destroy(name)
-    await backend.prune("b")
-
-
-async def test_what_was_removed_from_a_lower_layer_stays_removed(backend: NamespaceBackend) -> None:
-    template = Template("t")
-    source = await backend.create("source", template)
-    await output(source, "mkdir d; echo 1 > d/one; echo 2 > two")
-    first = await backend.branch("source", template, "b1")
-    fork = await backend.create("fork", first)
-    await output(fork, "rm -r d two; mkdir d; echo 3 > d/three")
-    second = await backend.branch("fork", first, "b2")
-    last = await backend.create("last", second)
-    assert await output(last, "ls . d") == ".:\nd\n\nd:\nthree\n"
-    for name in ("source", "fork", "last"):
-        await backend.destroy(name)
-    for branch in ("b1", "b2"):
-        await backend.prune(branch)
-
-
-async def test_a_sandbox_that_changes_everything_meanwhile_is_copied_all_the_same(
-    backend: NamespaceBackend, tmp_path: Path
-) -> None:
-    """Links put where directories were lead nowhere, not even to what the launcher can see."""
-    template = Template("t")
-    other, source = [await backend.create(name, template) for name in ("other", "source")]
-    await output(other, "echo secret > key")
-    secret = "/state/sandboxes/other/upper/workspace"
-    loop = f"mkdir d 2>/dev/null; echo own > d/key; rm -r d; ln -sn {secret} d; rm d"
-    script = f"mkdir -p x/y; while :; do {loop}; done"
-    churn = asyncio.create_task(execute(source, Command(argv=(b"sh", b"-c", script.encode()), timeout=50.0)))
-    await output(source, "until [ -d x/y ]; do :; done")
-    for number in range(30):
-        await backend.branch("source", template, f"b{number}")
-        tree = tmp_path / "state" / "sandboxes" / f"branch.b{number}" / "workspace" / "d"
-        key = tree / "key"
-        assert tree.is_symlink() or not key.exists() or key.read_text() in ("own\n", "")
-        await backend.prune(f"b{number}")
-    for name in ("other", "source"):
-        await backend.destroy(name)
-    churn.cancel()
-    await asyncio.wait([churn])
-
-
-async def test_a_sandbox_that_ends_while_it_is_copied_gives_no_copy(
-    backend: NamespaceBackend, tmp_path: Path
-) -> None:
-    template = Template("t", limits=Limits(memory_bytes=1 << 30))
-    source = await backend.create("source", template)
-    await output(source, "head -c 200000000 /dev/urandom > large; touch zzz")
-    branching = asyncio.create_task(backend.branch("source", template, "b"))
-    branch = tmp_path / "state" / "sandboxes" / "branch.b"
-    await until(branch.exists)
-    await backend.destroy("source")
-    with pytest.raises(SandboxLost, match="ended while its files were copied"):
-        await branching
-    assert not branch.exists()
+# -- images of the Docker Engine
 
 
 @pytest.mark.docker
@@ -342,52 +306,3 @@ async def test_a_docker_snapshot_is_the_engines_and_outlives_the_daemon(
     finally:
         engine.images.remove(name, force=True)
         engine.close()
-
-
-async def test_what_cannot_be_copied_is_named_and_leaves_nothing(
-    backend: NamespaceBackend, tmp_path: Path
-) -> None:
-    template = Template("t")
-    source = await backend.create("source", template)
-    await output(source, "python3 -c \"import os\nfor _ in range(300): os.mkdir('d'); os.chdir('d')\"")
-    with pytest.raises(StartFailed, match="more than 200 directories"):
-        await backend.branch("source", template, "b")
-    with pytest.raises(StartFailed, match="image store"):
-        await backend.snapshot("source", template, "t")
-    assert sorted(path.name for path in (tmp_path / "state" / "sandboxes").iterdir()) == ["source"]
-    await backend.destroy("source")
-
-
-async def test_a_copy_that_is_given_up_leaves_nothing(backend: NamespaceBackend, tmp_path: Path) -> None:
-    template = Template("t", limits=Limits(memory_bytes=1 << 30))
-    source = await backend.create("source", template)
-    await output(source, "head -c 100000000 /dev/urandom > large")
-    branching = asyncio.create_task(backend.branch("source", template, "b"))
-    branch = tmp_path / "state" / "sandboxes" / "branch.b"
-    await until(branch.exists)
-    branching.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await branching
-    assert not branch.exists()
-    await backend.destroy("source")
-
-
-async def test_a_broken_off_snapshot_is_swept(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path / "images")
-    store.open()
-    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
-    await backend.open()
-    try:
-        template = Template("t")
-        source = await backend.create("source", template)
-        await output(source, "head -c 50000000 /dev/urandom > large")
-        snapshot = asyncio.create_task(backend.snapshot("source", template, "t"))
-        await until(lambda: bool(list((store.root / "partial").iterdir())))
-        snapshot.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await snapshot
-        assert list((store.root / "partial").iterdir()) == []
-        assert store.names() == {}
-        assert await backend.snapshot("source", template, "t") == 50_000_000
-    finally:
-        await backend.close()

@@ -8,6 +8,7 @@ import pytest
 
 from sandboxd.errors import InvalidRequest, PoolFull, QueueFull
 from sandboxd.ledger import Bounds, Ledger
+from sandboxd.making_room import giving_way
 from sandboxd.queueing import Claim
 
 
@@ -182,12 +183,20 @@ def test_gangs_and_singles_all_end_while_sandboxes_come_and_go() -> None:
     assert set(singles[:200]) <= set(granted)
 
 
+def forked(ledger: Ledger, count: int) -> tuple[str, ...]:
+    """Forks that nothing has to give way to."""
+    assert giving_way(ledger, count) == ()
+    return ledger.fork(count)
+
+
 def test_forks_pass_the_queue_but_not_the_size() -> None:
     ledger = make(warm=0, size=4)
     ledger.enqueue()
-    forks = ledger.fork(3)
-    with pytest.raises(PoolFull, match="2 forks do not fit: the pool may have 4 sandboxes and has 3"):
-        ledger.fork(2)
+    forks = forked(ledger, 3)
+    with pytest.raises(
+        PoolFull, match="2 forks do not fit: the pool may have 4 sandboxes, 3 are leased, and"
+    ):
+        giving_way(ledger, 2)
     assert len(ledger.plan().start) == 1
     ledger.forked(forks[0])
     ledger.fork_failed(forks[1])
@@ -201,6 +210,43 @@ def filled(ledger: Ledger) -> tuple[str, ...]:
     for name in started:
         ledger.start_succeeded(name)
     return started
+
+
+def test_what_nobody_holds_or_waits_for_gives_way_to_forks() -> None:
+    ledger = make(warm=4, size=5, starts=4, quarantine=1)
+    kept, doubted, old, new = filled(ledger)
+    (held,) = ledger.fork(1)
+    ledger.forked(held)
+    ledger.quarantine(kept)
+    ledger.doubt(doubted)
+    assert giving_way(ledger, 4) == (kept, doubted, new, old)
+    assert giving_way(ledger, 3) == (kept, doubted, new)
+    with pytest.raises(PoolFull, match="1 is leased; release some") as raised:
+        giving_way(ledger, 5)
+    assert raised.value.metadata == {"room": "4"}
+    ledger.enqueue(Claim(3))
+    ledger.plan()
+    with pytest.raises(PoolFull, match="1 is leased, and callers wait for 3; release some") as raised:
+        giving_way(ledger, 2)
+    assert raised.value.metadata == {"room": "1"}
+
+
+def test_those_that_are_ending_give_way_to_forks_once() -> None:
+    ledger = make(warm=0, size=3)
+    held = ledger.fork(3)
+    for name in held:
+        ledger.forked(name)
+    ledger.release(held[0])
+    ledger.release(held[1])
+    assert giving_way(ledger, 2) == ()
+    ledger.fork(1)
+    assert giving_way(ledger, 1) == ()
+    with pytest.raises(PoolFull):
+        giving_way(ledger, 2)
+    ledger.deleted(held[0])
+    assert giving_way(ledger, 1) == ()
+    with pytest.raises(PoolFull):
+        giving_way(ledger, 2)
 
 
 def test_a_doubted_sandbox_counts_as_warm_but_is_granted_to_nobody() -> None:

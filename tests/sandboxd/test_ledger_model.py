@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from sandboxd.errors import InvalidRequest, PoolFull, QueueFull
+from sandboxd.making_room import giving_way
 from sandboxd.queueing import Claim
 
 from .test_ledger import make
@@ -107,13 +108,30 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(target=forking, count=st.integers(1, 3))
     def fork(self, count: int) -> object:
-        if count > self.ledger.bounds.size_limit - self.ledger.size:
-            with pytest.raises(PoolFull):
-                self.ledger.fork(count)
+        ledger = self.ledger
+        # What is on its way ends in its bundle; here it is not withdrawn.
+        under_way = ledger.starting_count
+        try:
+            leaving = giving_way(ledger, count)
+        except PoolFull:
+            assert count > ledger.bounds.size_limit - ledger.size
+            assert count > ledger.bounds.size_limit - ledger.size + len(self.idle) - ledger.waiting.sandboxes
             return multiple()
-        forks = self.ledger.fork(count)
+        if not self.idle.issuperset(leaving):
+            assert under_way
+            return multiple()
+        for name in leaving:
+            if name in ledger.quarantined:
+                ledger.release_quarantined(name)
+            else:
+                ledger.retire(name)
+        forks = ledger.fork(count)
         self.known.update(forks)
         return multiple(*forks)
+
+    @property
+    def idle(self) -> set[str]:
+        return {*self.ledger.warm, *self.ledger.doubted, *self.ledger.quarantined}
 
     @rule(name=consumes(forking), well=st.booleans())
     def end_fork(self, name: str, well: bool) -> None:
@@ -163,7 +181,8 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         self.ledger.check()
-        assert self.ledger.size <= self.ledger.bounds.size_limit
+        # Forks wait until those that give way to them are gone.
+        assert self.ledger.size - len(self.ledger.deleting) <= self.ledger.bounds.size_limit
         assert len(self.ledger.starting) <= self.ledger.bounds.start_limit
 
     @invariant()

@@ -1,0 +1,141 @@
+"""What a copy of a sandbox's files holds, on the namespace backend, and what is left where none is made."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
+from sandboxd.errors import SandboxLost, StartFailed
+from sandboxd.images.store import ImageStore
+from sandboxd.types import Command, Limits, Template
+from tests.sandboxd.backend_kit import execute
+
+from .test_forks import output, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_all_that_a_file_system_can_hold_is_copied(backend: NamespaceBackend, tmp_path: Path) -> None:
+    template = Template("t")
+    source = await backend.create("source", template)
+    await output(
+        source,
+        "mkfifo pipe; ln -s /nowhere link; echo x > a; ln a b; chmod 4711 a; mkdir -m 1777 sticky;"
+        " touch -d @1000000000 old; python3 -c \"import os; os.truncate(os.open('hole', 66, 0o644), 1 << 30);"
+        " os.setxattr('a', 'user.note', b'v')\"; mkdir removed; rmdir removed",
+    )
+    forks = await backend.branch("source", template, "b")
+    fork = await backend.create("fork", forks)
+    described = "stat -c '%n %F %a %h %s %u' *; stat -c %Y old; readlink link; du -k hole | cut -f1"
+    assert await output(fork, described) == await output(source, described)
+    assert await output(fork, "python3 -c \"import os; print(os.getxattr('a', 'user.note'))\"") == "b'v'\n"
+    for name in ("source", "fork"):
+        await backend.destroy(name)
+    await backend.prune("b")
+
+
+async def test_what_was_removed_from_a_lower_layer_stays_removed(backend: NamespaceBackend) -> None:
+    template = Template("t")
+    source = await backend.create("source", template)
+    await output(source, "mkdir d; echo 1 > d/one; echo 2 > two")
+    first = await backend.branch("source", template, "b1")
+    fork = await backend.create("fork", first)
+    await output(fork, "rm -r d two; mkdir d; echo 3 > d/three")
+    second = await backend.branch("fork", first, "b2")
+    last = await backend.create("last", second)
+    assert await output(last, "ls . d") == ".:\nd\n\nd:\nthree\n"
+    for name in ("source", "fork", "last"):
+        await backend.destroy(name)
+    for branch in ("b1", "b2"):
+        await backend.prune(branch)
+
+
+async def test_a_sandbox_that_changes_everything_meanwhile_is_copied_all_the_same(
+    backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    """Links put where directories were lead nowhere, not even to what the launcher can see."""
+    template = Template("t")
+    other, source = [await backend.create(name, template) for name in ("other", "source")]
+    await output(other, "echo secret > key")
+    secret = "/state/sandboxes/other/upper/workspace"
+    loop = f"mkdir d 2>/dev/null; echo own > d/key; rm -r d; ln -sn {secret} d; rm d"
+    script = f"mkdir -p x/y; while :; do {loop}; done"
+    churn = asyncio.create_task(execute(source, Command(argv=(b"sh", b"-c", script.encode()), timeout=50.0)))
+    await output(source, "until [ -d x/y ]; do :; done")
+    for number in range(30):
+        await backend.branch("source", template, f"b{number}")
+        tree = tmp_path / "state" / "sandboxes" / f"branch.b{number}" / "workspace" / "d"
+        key = tree / "key"
+        assert tree.is_symlink() or not key.exists() or key.read_text() in ("own\n", "")
+        await backend.prune(f"b{number}")
+    for name in ("other", "source"):
+        await backend.destroy(name)
+    churn.cancel()
+    await asyncio.wait([churn])
+
+
+async def test_a_sandbox_that_ends_while_it_is_copied_gives_no_copy(
+    backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    template = Template("t", limits=Limits(memory_bytes=1 << 30))
+    source = await backend.create("source", template)
+    await output(source, "head -c 200000000 /dev/urandom > large; touch zzz")
+    branching = asyncio.create_task(backend.branch("source", template, "b"))
+    branch = tmp_path / "state" / "sandboxes" / "branch.b"
+    await until(branch.exists)
+    await backend.destroy("source")
+    with pytest.raises(SandboxLost, match="ended while its files were copied"):
+        await branching
+    assert not branch.exists()
+
+
+async def test_what_cannot_be_copied_is_named_and_leaves_nothing(
+    backend: NamespaceBackend, tmp_path: Path
+) -> None:
+    template = Template("t")
+    source = await backend.create("source", template)
+    await output(source, "python3 -c \"import os\nfor _ in range(300): os.mkdir('d'); os.chdir('d')\"")
+    with pytest.raises(StartFailed, match="more than 200 directories"):
+        await backend.branch("source", template, "b")
+    with pytest.raises(StartFailed, match="image store"):
+        await backend.snapshot("source", template, "t")
+    assert sorted(path.name for path in (tmp_path / "state" / "sandboxes").iterdir()) == ["source"]
+    await backend.destroy("source")
+
+
+async def test_a_copy_that_is_given_up_leaves_nothing(backend: NamespaceBackend, tmp_path: Path) -> None:
+    template = Template("t", limits=Limits(memory_bytes=1 << 30))
+    source = await backend.create("source", template)
+    await output(source, "head -c 100000000 /dev/urandom > large")
+    branching = asyncio.create_task(backend.branch("source", template, "b"))
+    branch = tmp_path / "state" / "sandboxes" / "branch.b"
+    await until(branch.exists)
+    branching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await branching
+    assert not branch.exists()
+    await backend.destroy("source")
+
+
+async def test_a_broken_off_snapshot_is_swept(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images")
+    store.open()
+    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
+    await backend.open()
+    try:
+        template = Template("t")
+        source = await backend.create("source", template)
+        await output(source, "head -c 50000000 /dev/urandom > large")
+        snapshot = asyncio.create_task(backend.snapshot("source", template, "t"))
+        await until(lambda: bool(list((store.root / "partial").iterdir())))
+        snapshot.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await snapshot
+        assert list((store.root / "partial").iterdir()) == []
+        assert store.names() == {}
+        assert await backend.snapshot("source", template, "t") == 50_000_000
+    finally:
+        await backend.close()
