@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import signal
@@ -17,7 +18,7 @@ import pytest
 from sandboxd import Client, SyncClient, cli, errors
 from sandboxd.config import ConfigError, load
 
-from .conftest import daemon_process
+from .conftest import daemon_process, files_up_to
 
 FAKE = '[pools.python]\nbackend = "fake"\nwarm = 1\nsize_limit = 6\n'
 
@@ -315,15 +316,23 @@ async def test_a_file_of_any_name_writes_no_line_of_the_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nor does it colour a terminal; what cannot be copied is named in the error, and in the log."""
-    nest = "import os\nfor _ in range(300):\n os.mkdir('x\\nERROR\\x1b[31m'); os.chdir('x\\nERROR\\x1b[31m')"
-    with daemon_process(tmp_path, '[pools.python]\nbackend = "namespace"\nwarm = 0\n') as address:
+    # Larger than what the copying process may write, which inherits the limit.
+    large = (
+        "import os, resource as r\nr.setrlimit(r.RLIMIT_FSIZE, (-1, -1))\nos.mkdir('x\\nERROR\\x1b[31m')\n"
+        "open('x\\nERROR\\x1b[31m/large', 'wb').write(bytes(3 << 20))"
+    )
+    with contextlib.ExitStack() as stack:
+        with files_up_to(2 << 20):
+            settings = '[pools.python]\nbackend = "namespace"\nwarm = 0\n'
+            address = stack.enter_context(daemon_process(tmp_path, settings))
         async with asyncio.timeout(50), Client(address) as client, client.acquire("python") as box:
-            assert (await box.exec(["python3", "-c", nest])).exit_code == 0
-            with pytest.raises(errors.StartFailed, match="directories within one another") as raised:
+            done = await box.exec(["python3", "-c", large])
+            assert (done.exit_code, done.stderr) == (0, b"")
+            with pytest.raises(errors.StartFailed, match="could not be copied: File too large") as raised:
                 async with box.fork(1):
                     raise AssertionError
     log = capfd.readouterr().err
-    assert "directories within one another: workspace/x" in log
+    assert "File too large: workspace/x" in log
     assert not any(line.startswith("ERROR") for line in log.splitlines())
     assert (str(raised.value) + log.replace("\n", "")).isprintable()
 

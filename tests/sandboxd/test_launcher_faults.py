@@ -23,20 +23,26 @@ from sandboxd.backends.namespace import NamespaceBackend
 from sandboxd.backends.starter import Starter
 from sandboxd.backends.sweeper import sweep_for
 from sandboxd.types import Template
+from tests.sandboxd.conftest import files_up_to
 from tests.sandboxd.docker_kit import run
 
 # What an overlay whose files need not last leaves where it works.
 VOLATILE = "incompat/volatile"
+LARGE_BYTES = 2 << 20
 
 
 def deep(top: Path, levels: int) -> None:
-    """Directories in each other, each with the longest name that JSON writes the longest."""
+    """Directories in each other, each with the longest name that JSON writes the longest, and then a file."""
     at = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(levels):
         os.mkdir(b"\x01" * 255, dir_fd=at)
         below = os.open(b"\x01" * 255, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
         os.close(at)
         at = below
+    file = os.open("large", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=at)
+    os.ftruncate(file, LARGE_BYTES)
+    os.pwrite(file, b"x", LARGE_BYTES - 1)
+    os.close(file)
     os.close(at)
 
 
@@ -44,7 +50,7 @@ def test_a_copy_that_fails_at_a_path_without_end(tmp_path: Path) -> None:
     upper, partial = tmp_path / "upper", tmp_path / "partial"
     (partial / "new/tree").mkdir(parents=True)
     upper.mkdir()
-    deep(upper, 203)
+    deep(upper, 20)
     loop, answers = Loop(), []
     opened = [os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (upper, partial)]
 
@@ -52,13 +58,15 @@ def test_a_copy_that_fails_at_a_path_without_end(tmp_path: Path) -> None:
         answers.append(answer)
         loop.stop()
 
-    Copies(loop, opened[1]).begin({"to_partial": "new"}, opened[0], reply)
+    with files_up_to(LARGE_BYTES // 2):
+        Copies(loop, opened[1]).begin({"to_partial": "new"}, opened[0], reply)
     loop.run()
     loop.close()
     for fd in opened:
         os.close(fd)
     (answer,) = answers
     assert len(answer["error"]) == 4096
+    assert answer["error"].startswith("File too large: \x01")
     assert answer["error"].endswith("\x01")
 
 
