@@ -23,7 +23,7 @@ from sandboxd.backends.host_files import HostFiles, remove_all
 from sandboxd.backends.host_process import HostProcess
 from sandboxd.backends.scripted import Answer, scripted
 from sandboxd.clock import Clock, MonotonicClock
-from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
+from sandboxd.errors import BackendUnavailable, FileFailed, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.lifetime import cleaned_up, in_thread
 from sandboxd.types import Capabilities, Command, Event, Template
 
@@ -347,4 +347,10 @@ class _Checked:
 
 
 def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    try:
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    except RecursionError:
+        # What the sandbox has nested is no fault of the host.
+        raise FileFailed(
+            "its directories are nested deeper than the fake backend copies (about 450); another copies all"
+        ) from None

@@ -120,6 +120,9 @@ async def test_a_path_deeper_than_pythons_stack_is_no_fault_of_the_daemon(addres
             await box.write_file("d/" * 3000, b"x")
         assert await box.write_file("e/" * 1500 + "file", b"x") == 1
         assert await box.read_file("e/" * 1500 + "file") == b"x"
+        with pytest.raises(errors.FileFailed, match="nested deeper than the fake backend copies"):
+            async with box.fork(1):
+                raise AssertionError
 
 
 @pytest.mark.parametrize(
