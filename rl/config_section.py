@@ -28,6 +28,9 @@ class Section(BaseModel):
         if Path in allowed and value == "":
             # Not the working directory, in which a run would move another of its name aside.
             raise ValueError("must be a directory; leave it out for the default")
+        if isinstance(value, str) and "\0" in value:
+            # No path and no name has one; who reads such fails in the midst of a start.
+            raise ValueError("must not contain a zero byte")
         return value
 
 

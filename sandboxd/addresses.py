@@ -29,8 +29,19 @@ def split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_plain(text: str) -> bool:
+    """False for text with a zero byte in it, or that no UTF-8 stands for: file names that are none."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def check(address: str) -> None:
     """Raises InvalidRequest for what no daemon can be reached at; gRPC would speak of its parts instead."""
+    if not is_plain(address):
+        # gRPC would leave out what follows a zero byte.
+        raise InvalidRequest(f"address {address!r}: it must be text in UTF-8, without a zero byte")
     if address.startswith(SCHEMES):
         return
     path = address.removeprefix(UNIX)

@@ -25,7 +25,7 @@ from sandboxd.errors import BackendUnavailable, SandboxdError
 from sandboxd.examples import add_examples
 from sandboxd.images.store import ImageError
 from sandboxd.lifetime import end_with_parent
-from sandboxd.output import Parser, add_json
+from sandboxd.output import Parser, add_json, take_any_text
 from sandboxd.telemetry.command import Ended, traced, unheard
 from sandboxd.telemetry.log_lines import Formatter
 from sandboxd.telemetry.settings import wanted
@@ -331,6 +331,7 @@ def main(argv: list[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]] = arguments.run
     try:
         beginning.over()
+        take_any_text()
         check_address(arguments)
         with _traced(arguments) as ended:
             # Calls and commands cost a fifth less processor time on it than on asyncio's own loop.

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
+from sandboxd.addresses import is_plain
+
 
 class Section(BaseModel):
     """A table of a settings file: unknown keys are refused, and numbers are numbers."""
@@ -21,6 +23,16 @@ class Section(BaseModel):
         allowed = kinds(cls.model_fields[str(info.field_name)].annotation)
         if allowed & {int, float} and isinstance(value, bool | str):
             raise ValueError("must be a number, without quotes")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: object) -> object:
+        """Who reads a path or an address ends at a zero byte, or fails, in the midst of a start."""
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        for text in parts if isinstance(parts, list | tuple) else [value]:
+            if isinstance(text, str) and not is_plain(text):
+                raise ValueError(f"{text!r} must be text in UTF-8, without a zero byte")
         return value
 
 

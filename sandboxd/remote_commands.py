@@ -65,7 +65,9 @@ class DetachedCommand:
     async def forget(self) -> None:
         """Frees its id and what is kept of it; if it still runs, its whole process tree is killed."""
         with translated():
-            await self._stub.ForgetCommand(pb.ForgetCommandRequest(name=self._sandbox, command_id=self.id))
+            await self._stub.ForgetCommand(
+                message(pb.ForgetCommandRequest, name=self._sandbox, command_id=self.id)
+            )
 
     def __repr__(self) -> str:
         return f"<DetachedCommand {self.id!r}>"
@@ -91,16 +93,16 @@ class RemoteCommands:
         not be executed is told by `wait`. Raises CommandExists, SandboxLost, LeaseExpired.
         """
         request = requests.command(self.name, argv, options, stdin)
-        request.command_id = command_id or f"c{uuid.uuid4().hex}"
-        request.detached = True
+        name = command_id or f"c{uuid.uuid4().hex}"
+        request.MergeFrom(message(pb.ExecCommandRequest, command_id=name, detached=True))
         call = self._stub.ExecCommand(request)
         try:
             with translated():
                 async for _ in call:
-                    return self.command(request.command_id)
+                    return self.command(name)
         finally:
             call.cancel()
-        raise SandboxLost(f"command {request.command_id!r} of {self.name} was started without a word")
+        raise SandboxLost(f"command {name!r} of {self.name} was started without a word")
 
     def command(self, command_id: str) -> DetachedCommand:
         """The command of an id, wherever it was started; whether there is one its calls tell."""

@@ -16,7 +16,7 @@ from sandboxd.errors import FileFailed
 from sandboxd.guest import packing
 from sandboxd.guest.packing import Refused
 from sandboxd.lifetime import in_thread
-from sandboxd.requests import Word, as_bytes, in_pieces, message
+from sandboxd.requests import Word, as_bytes, host_path, in_pieces, message
 from sandboxd.status import translated
 from sandboxd.types import FileInfo
 from sandboxd.unpacking import GuardedUnpacker
@@ -85,9 +85,9 @@ class RemoteFiles:
 
     async def upload_archive(self, archive: AsyncIterable[bytes], path: Word = b".") -> int:
         """Unpacks a tar archive into a directory, made if missing; returns how many entries it had."""
+        target = pb.UploadTreeRequest.Target(name=self.name, path=as_bytes(path))
 
         async def messages() -> AsyncIterator[pb.UploadTreeRequest]:
-            target = pb.UploadTreeRequest.Target(name=self.name, path=as_bytes(path))
             yield pb.UploadTreeRequest(target=target)
             async for data in archive:
                 for piece in in_pieces(data):
@@ -108,9 +108,10 @@ class RemoteFiles:
         Modes, times, symbolic and hard links come along; owners do not. Raises OSError for what cannot be
         read.
         """
+        root = host_path(source)
 
         async def archive() -> AsyncIterator[bytes]:
-            with contextlib.closing(packing.pack(os.fsencode(source))) as pieces:
+            with contextlib.closing(packing.pack(root)) as pieces:
                 while (piece := await in_thread(next, pieces, None)) is not None:
                     yield piece
 
@@ -123,7 +124,7 @@ class RemoteFiles:
         FileFailed, and so are pipes, devices and what is no archive. Raises OSError for what cannot be
         written.
         """
-        unpacker = await in_thread(GuardedUnpacker, os.fsencode(target))
+        unpacker = await in_thread(GuardedUnpacker, host_path(target))
         try:
             async for piece in self.download_archive(path):
                 await in_thread(unpacker.feed, piece)

@@ -59,7 +59,7 @@ class RemotePools:
 
         A pool with neither is left out.
         """
-        request = pb.ListTenantsRequest(pool=POOL_PREFIX + pool if pool else "")
+        request = message(pb.ListTenantsRequest, pool=POOL_PREFIX + pool if pool else "")
         return replies.shares((await self.answered(self.pools.ListTenants, request)).shares)
 
     async def update_pool(

@@ -60,7 +60,22 @@ class CommandOptions(TypedDict, total=False):
 
 
 def as_bytes(word: Word) -> bytes:
-    return os.fsencode(word)
+    """As the kernel takes it. Raises InvalidRequest for text that stands for no bytes; JSON may hold such."""
+    try:
+        return os.fsencode(word)
+    except UnicodeEncodeError as error:
+        found, text = error.object[error.start : error.end], error.object[:80]
+        raise InvalidRequest(
+            f"{found!r} at {error.start} of {text!r} is no character: leave it out, or give bytes"
+        ) from None
+
+
+def host_path(path: os.PathLike[str]) -> bytes:
+    """Of a file of this host. Raises InvalidRequest for what can be no file's."""
+    name = as_bytes(path)
+    if b"\0" in name:
+        raise InvalidRequest(f"path {name!r} must not contain a zero byte")
+    return name
 
 
 def message(kind: Callable[..., Message], **fields: Any) -> Message:

@@ -19,6 +19,7 @@ from pathlib import Path
 from sandboxd.errors import InvalidRequest
 from sandboxd.interaction import Interaction
 from sandboxd.replies import Cut
+from sandboxd.requests import as_bytes
 from sandboxd.types import Exited, ExitReason, Stderr, Stdout
 
 MARK = b"\x1e"
@@ -205,7 +206,7 @@ class Session:
             if self._cut_off:
                 await self._interrupt()
             self._cut_off = True
-            result = await self._run(code.encode() if isinstance(code, str) else code, timeout)
+            result = await self._run(as_bytes(code), timeout)
             self._cut_off = False
             return result
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+from sandboxd.addresses import is_plain
 from sandboxd.backends import bare
 from sandboxd.backends.users import UID_BASE
 from sandboxd.images.archives import PIECE_BYTES, LayerArchive, read_archive
@@ -49,6 +50,8 @@ async def _as_file(store: ImageStore, source: str, say: Say) -> AsyncIterator[Pa
         raise ImageError(
             f"source {source!r} names nothing; give an archive, - for standard input, or {ENGINE_PREFIX}IMAGE"
         )
+    if image != source and not is_plain(image):
+        raise ImageError(f"source {source!r}: an image's name is text in UTF-8, without a zero byte")
     if source == STANDARD_INPUT or image != source:
         with store.partial() as directory:
             path = directory / "archive.tar"

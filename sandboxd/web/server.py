@@ -176,7 +176,7 @@ async def _listen(runner: web.AppRunner, address: str) -> str:
     try:
         site = web.TCPSite(runner, host.strip("[]"), int(port))
         await site.start()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"web = {address!r}: {why}; name another with --web") from error
     where = address if int(port) else f"{host}:{site.port}"

@@ -47,6 +47,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("steps = ", "is not valid TOML"),
         ("steps = '3'", "steps = '3': must be a number, without quotes"),
         ("runs_dir = ''", "runs_dir = '': must be a directory; leave it out"),
+        ('runs_dir = "a\\u0000"', "runs_dir = 'a\\x00': must not contain a zero byte"),
         ("steps = true", "steps = True: must be a number, without quotes"),
         ("[trainer]\nlearning_rate = '1e-5'", "trainer.learning_rate = '1e-5': must be a number"),
         ("filter = 'no'", "filter = 'no': must be true or false"),
