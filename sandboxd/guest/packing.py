@@ -139,6 +139,7 @@ class Unpacker:
         self._extension: Entry | None = None
         self._file: Entry | None = None
         self._fd = -1
+        self._path = b""
         self._left = 0
         self._skip = 0
         self._ended = False
@@ -167,9 +168,19 @@ class Unpacker:
         return self._count
 
     def abandon(self) -> None:
-        """No more will come; what was unpacked stays. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
+        """No more will come; what was unpacked whole stays. Idempotent."""
+        if self._fd < 0:
+            return
+        try:
+            # Another may have taken its place meanwhile.
+            if os.path.samestat(os.fstat(self._fd), os.lstat(self._path)):
+                os.unlink(self._path)
+        except OSError:
+            pass  # It is gone, or whoever called hears of what is wrong with the directory.
+        self._close_file()
+
+    def _close_file(self) -> None:
+        os.close(self._fd)
         self._fd = -1
 
     def _step(self) -> bool:
@@ -208,7 +219,7 @@ class Unpacker:
             return False
         os.fchmod(self._fd, entry.mode & 0o7777)
         os.utime(self._fd, (entry.mtime, entry.mtime))
-        self.abandon()
+        self._close_file()
         self._file, self._skip = None, archive.padding(entry.size)
         return True
 
@@ -240,7 +251,7 @@ class Unpacker:
         _clear(path)
         if entry.kind == archive.REGULAR:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(path, flags, 0o600)
+            self._fd, self._path = os.open(path, flags, 0o600), path
             self._file, self._left = entry, entry.size
             return
         if entry.kind == archive.SYMLINK:

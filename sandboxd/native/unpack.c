@@ -32,6 +32,7 @@ struct unpacker {
     enum part part;
     int64_t left; /* Of it, or of its padding. */
     int fd;       /* -1: no file is being written. */
+    char *path;   /* Of the file that is being written. */
     uint64_t count;
     void *directories; /* A tree of `struct directory`. */
     size_t directory_count;
@@ -52,10 +53,21 @@ static void close_file(struct unpacker *unpacker) {
     if (unpacker->fd >= 0)
         close(unpacker->fd);
     unpacker->fd = -1;
+    free(unpacker->path);
+    unpacker->path = NULL;
+}
+
+/* A file that did not come whole is none; unless another has taken its place meanwhile. */
+static void drop_half_file(const struct unpacker *unpacker) {
+    struct stat ours, there;
+    if (unpacker->fd >= 0 && fstat(unpacker->fd, &ours) == 0 && lstat(unpacker->path, &there) == 0 &&
+        ours.st_dev == there.st_dev && ours.st_ino == there.st_ino)
+        unlink(unpacker->path);
 }
 
 static void unpacker_close(struct sink *sink) {
     struct unpacker *unpacker = (struct unpacker *)sink;
+    drop_half_file(unpacker);
     close_file(unpacker);
     buffer_free(&unpacker->buffer);
     tar_overrides_free(&unpacker->overrides);
@@ -193,7 +205,10 @@ static bool make_other(struct unpacker *unpacker, const char *path, const struct
         return false;
     if (entry->kind == TAR_REGULAR) {
         unpacker->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        return unpacker->fd >= 0 || fault_os(fault, errno);
+        if (unpacker->fd < 0)
+            return fault_os(fault, errno);
+        unpacker->path = memory_copy(path, strlen(path));
+        return true;
     }
     if (entry->kind == TAR_SYMLINK) {
         bool made = symlink(entry->target, path) == 0 || fault_os(fault, errno);

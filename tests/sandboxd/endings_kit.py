@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -32,6 +34,9 @@ HELD = "sleep 1000"
 # What a sandbox has before the calls that attach to a command, and those about files.
 ATTACHED, LARGE = "attached", "files/large"
 LARGE_BYTES = 8 << 20
+WHOLE, HALF = "whole", "half"
+# Enough that whoever looks finds them being copied.
+COPIED_FILES = 5000
 Message = TypeVar("Message")
 
 
@@ -126,6 +131,33 @@ def write(caller: Caller, target: Target, timeout: float | None) -> Any:
     return caller.stub.WriteFile(_said(caller, *messages), timeout=timeout)
 
 
+def download(caller: Caller, target: Target, timeout: float | None) -> Any:
+    request = pb.DownloadTreeRequest(name=target.sandbox, path=b"files")
+    return caller.stub.DownloadTree(request, timeout=timeout)
+
+
+def upload(caller: Caller, target: Target, timeout: float | None) -> Any:
+    """One file is whole, of the other half has come."""
+    what = pb.UploadTreeRequest.Target(name=target.sandbox, path=b"files")
+    messages = pb.UploadTreeRequest(target=what), pb.UploadTreeRequest(data=_half_an_archive())
+    return caller.stub.UploadTree(_said(caller, *messages), timeout=timeout)
+
+
+def _half_an_archive() -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as writer:
+        for name, size in ((WHOLE, 10), (HALF, 1 << 19)):
+            info = tarfile.TarInfo(name)
+            info.size = size
+            writer.addfile(info, io.BytesIO(bytes(size)))
+    return whole.getvalue()[: 1 << 18]
+
+
+def snapshot(caller: Caller, target: Target, timeout: float | None) -> Any:
+    request = pb.SnapshotSandboxRequest(name=target.sandbox, image=target.pool)
+    return caller.stub.SnapshotSandbox(request, timeout=timeout)
+
+
 def _new_id() -> str:
     """Of a command: one whose call ended too soon may have begun all the same."""
     return f"c{uuid.uuid4().hex}"
@@ -142,7 +174,7 @@ CALLS: dict[str, Callable[[Caller, Target, float | None], Any]] = {
     call.__name__: call
     for call in (
         acquire, gang, fork, silent, printing, named, detached, run, unstarted, stdin_open, stdin_unread,
-        terminal, attach, read, write,
+        terminal, attach, read, write, download, upload, snapshot,
     )
 }  # fmt: skip
 
@@ -285,10 +317,10 @@ def marked(marker: str) -> list[int]:
 
 def asleep(pids: Iterable[int]) -> bool:
     """All of these processes wait for something."""
-    return all(_state(pid) == "S" for pid in pids)
+    return all(state_of(pid) == "S" for pid in pids)
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     return ""
@@ -316,13 +348,16 @@ async def prepare(call: str, box: Box, marker: str) -> None:
     """Has a sandbox ready for a call of that name."""
     if call == "attach":
         await box.start(["sh", "-c", HELD], command_id=ATTACHED, env={MARK: marker})
-    if call in ("read", "write"):
+    if call in ("read", "write", "download", "upload"):
         await box.write_file(LARGE, bytes(LARGE_BYTES))
+    if call in ("fork", "snapshot"):
+        assert (await box.exec(["sh", "-c", f"seq {COPIED_FILES} | xargs touch"])).ok
 
 
-async def written(box: Box) -> list[bytes]:
+async def written(box: Box) -> list[str]:
     """What a call has put beside the file that was there before, whole or not."""
-    return [info.name for info in await box.list_files("files") if info.name != b"large"]
+    names = [os.fsdecode(info.name) for info in await box.list_files("files")]
+    return [name for name in names if name != "large"]
 
 
 async def all_settled(client: Client) -> bool:

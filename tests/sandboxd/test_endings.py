@@ -9,113 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 
 from sandboxd import Box, Client
+from sandboxd.images.store import ImageStore
 from sandboxd.types import PoolStats
 
-from . import endings_kit
+from . import copies_kit, endings_kit
 from .endings_kit import MARK, Caller, Served, Target, Victim, asleep, frozen, is_settled, marked, until
+from .endings_table import BACKENDS, FAULTS, PHASES, Phase, is_command
 from .relay_kit import Relay
 from .test_process_death import gone
 
 pytestmark = pytest.mark.anyio
 
-# A start takes so long where it is held; the last test of each daemon sees it over.
-SLOW_SECONDS = 3
-FAULTS = ("", *(f"slow {phase} 1 {SLOW_SECONDS}" for phase in ("pull", "create", "ready")))
+# What is not read does not end.
+UNREAD = ("read", "download")
+# What a cut-off upload leaves.
+LEFT = {"write": [], "upload": [endings_kit.WHOLE]}
 # Each is tried until the phase was reached before it was over.
 DEADLINES = (0.4, 2.0, 10.0)
 # Most of a cell is waiting.
 CELLS_AT_ONCE = 5
-BACKENDS = ("fake", "namespace")
-Count = Callable[[PoolStats], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A call in one phase. `pool` are the settings of its cells' pools, `there` tells from its counts that
-    it is in the phase; without them it is a command's, in pools that keep nothing.
-
-    `held`: its caller, or someone else, has a sandbox of the pool before. `lasting`: what it began goes on
-    without it for a while. `frozen`: the sandbox does not run until the call has ended.
-    """
-
-    name: str
-    call: str
-    fault: str = ""
-    pool: str = ""
-    there: Count | None = None
-    held: bool = False
-    lasting: bool = False
-    frozen: bool = False
-    blind: bool = False
-    replies_held: bool = False
-    backends: tuple[str, ...] = BACKENDS
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def starting(name: str, call: str, phase: str, count: int = 1) -> Phase:
-    return Phase(
-        name,
-        call,
-        fault=f"slow {phase} 1 {SLOW_SECONDS}",
-        pool=f"warm = {int(call == 'fork')}",
-        # A pool that gave its warm one away is making another.
-        there=lambda stats: stats.starting >= count,
-        held=call == "fork",
-        lasting=True,
-    )
-
-
-def waits(stats: PoolStats) -> bool:
-    return stats.waiting == 1
-
-
-def granted(count: int) -> Count:
-    # A lease whose reply does not arrive ends soon, perhaps before this is asked again.
-    return lambda stats: stats.acquired_total >= count
-
-
-NAMESPACE = ("namespace",)
-PHASES = (
-    Phase("queued", "acquire", pool="warm = 1\nsize_limit = 1", there=waits, held=True),
-    starting("pulling", "acquire", "pull"),
-    starting("creating", "acquire", "create"),
-    starting("ready-check", "acquire", "ready"),
-    Phase("setup", "acquire", pool=f'warm = 0\nsetup = ["sleep", "{SLOW_SECONDS}"]', lasting=True),
-    Phase("reply", "acquire", pool="warm = 2", there=granted(1), replies_held=True),
-    Phase("gang-queued", "gang", pool="warm = 2\nsize_limit = 2", there=waits, held=True),
-    starting("gang-creating", "gang", "create", 2),
-    Phase("gang-reply", "gang", pool="warm = 2", there=granted(2), replies_held=True),
-    starting("fork-creating", "fork", "create", 2),
-    Phase("before-start", "silent", frozen=True, blind=True, backends=NAMESPACE),
-    Phase("run-before-start", "run", frozen=True, blind=True, backends=NAMESPACE),
-    Phase("interact-before-start", "unstarted", blind=True),
-    Phase("silent", "silent"),
-    Phase("printing", "printing"),
-    Phase("named", "named"),
-    Phase("detached", "detached"),
-    Phase("run", "run"),
-    # The command is another caller's.
-    Phase("attached", "attach", blind=True),
-    Phase("read-unread", "read", blind=True),
-    Phase("write-unfinished", "write"),
-    Phase("stdin-open", "stdin_open"),
-    Phase("stdin-unread", "stdin_unread"),
-    Phase("terminal", "terminal", backends=NAMESPACE),
-)
 
 
 def settings(directory: str, backend: str, fault: str) -> str:
     lines = [f"faults = {[fault] if fault else []}", "drain_seconds = 0.2"]
+    lines.append(f'images_dir = "{directory}/images"')
     pools: dict[str, str] = {}
     for phase in PHASES:
         if phase.fault == fault and backend in phase.backends:
@@ -128,10 +54,6 @@ def settings(directory: str, backend: str, fault: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def is_command(phase: Phase) -> bool:
-    return not phase.pool
-
-
 class Cell:
     """One call in one phase, and what its pool and the host had before it."""
 
@@ -141,6 +63,7 @@ class Cell:
         self._pool = f"{phase}-{ending}"
         self._marker = f"{served.directory}/{phase}-{ending}"
         self._box: Box | None = None
+        self._copies: list[int] = []
         self.relay = Relay(served.directory / f"{phase}-{ending}.sock", served.address)
 
     def __repr__(self) -> str:
@@ -176,9 +99,13 @@ class Cell:
             return True
         if self.phase.there is not None:
             return self.phase.there(await self.stats())
-        if self.phase.call == "write":
+        if self.phase.copying:
             assert self._box is not None
-            return bool(await endings_kit.written(self._box))
+            self._copies = copies_kit.stopped_copies(self._box.name)
+            return bool(self._copies)
+        if self.phase.call in LEFT:
+            assert self._box is not None
+            return len(await endings_kit.written(self._box)) > len(LEFT[self.phase.call])
         pids = marked(self._marker)
         return bool(pids) and (self.phase.name != "printing" or asleep(pids))
 
@@ -201,8 +128,10 @@ class Cell:
         assert self._box is not None
         # A sandbox that did not run has heard of the call before it hears of this.
         assert (await self._box.exec(["true"])).ok
-        if self.phase.call == "write":
-            await until(self._nothing_written)
+        if self.phase.call in LEFT:
+            await until(self._only_what_is_whole)
+        if self.phase.copying:
+            await self._copies_end()
         if self.phase.name in ("detached", "attached"):
             assert marked(self._marker)
             known = await self._box.list_commands()
@@ -212,8 +141,15 @@ class Cell:
                 await self._box.command(info.id).forget()
         await until(lambda: not marked(self._marker))
 
-    async def _nothing_written(self) -> bool:
-        return self._box is not None and not await endings_kit.written(self._box)
+    async def _only_what_is_whole(self) -> bool:
+        return self._box is not None and await endings_kit.written(self._box) == LEFT[self.phase.call]
+
+    async def _copies_end(self) -> None:
+        """That of a snapshot that nobody waits for is ended; forks are made, and released."""
+        if self.phase.call == "fork":
+            for pid in self._copies:
+                os.kill(pid, signal.SIGCONT)
+        await until(lambda: not any(map(copies_kit.exists, self._copies)))
 
     async def _nobody_waits(self) -> bool:
         stats = await self.stats()
@@ -243,7 +179,7 @@ async def deadline(cell: Cell) -> None:
                     await asyncio.sleep(0.01)
                     reached = await cell.there()
                 # To read a file's pieces before would bring it to its end.
-                code = await caller.call.code() if cell.phase.call == "read" else await caller.ended()
+                code = await caller.call.code() if cell.phase.call in UNREAD else await caller.ended()
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         if reached:
             return
@@ -309,6 +245,8 @@ class Daemons:
     async def of(self, backend: str, fault: str) -> Served:
         if (backend, fault) not in self._served:
             directory = self._directories("e")
+            # A launcher knows the store that was there before it.
+            ImageStore(directory / "images").open()
             text = settings(str(directory), backend, fault)
             served = self._served[backend, fault] = Served(directory, text)
             phases = [phase for phase in PHASES if phase.fault == fault and backend in phase.backends]
@@ -368,11 +306,19 @@ async def test_nothing_is_left(
         await terminated(served, client, phases)
 
 
+def kept_images(served: Served) -> list[str]:
+    """What is in the image store, whole or not."""
+    images = served.directory / "images"
+    found = [path.name for part in ("partial", "layers") for path in (images / part).iterdir()]
+    return [*found, *ImageStore(images).names()]
+
+
 async def terminated(served: Served, client: Client, phases: Sequence[Phase]) -> None:
     """All that went on without its caller for a while is over; then SIGTERM with a call in every phase."""
     await until(lambda: endings_kit.all_settled(client))
     for stats in (await client.list_pools()).values():
         assert stats.acquired_total == stats.released_total + stats.expired_total
+    assert kept_images(served) == []
     async with contextlib.AsyncExitStack() as stack:
         calls: list[tuple[Cell, Caller]] = []
         # Those whose leases end soon come last.
@@ -390,6 +336,7 @@ async def terminated(served: Served, client: Client, phases: Sequence[Phase]) ->
         wrong = {phase: code for phase, code in codes.items() if code not in GONE}
         assert wrong == {}
     await gone(served.state, served.before)
+    assert kept_images(served) == []
     assert [pid for cell, _ in calls for pid in marked(cell.target.marker)] == []
     # gRPC says so itself where a connection broke under a message that it was sending.
     log = served.log()
