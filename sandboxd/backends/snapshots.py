@@ -14,7 +14,7 @@ from sandboxd.backends import users
 from sandboxd.backends.link import COPY_SECONDS, Link
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.images.store import LAYER_LIMIT, Image, ImageError, ImageStore, Layer, check_name
-from sandboxd.lifetime import cleaned_up
+from sandboxd.lifetime import cleaned_up, in_thread
 from sandboxd.types import Template
 
 
@@ -59,34 +59,40 @@ class Snapshots:
         if len(below) + len(template.branches) >= LAYER_LIMIT:
             raise ImageError(f"the image would have more than {LAYER_LIMIT} layers")
         sources = [{"from_branch": branch} for branch in template.branches] + [{"id": sandbox_id}]
+        # Named by chance, not by content: to read it all once more would double what it costs.
+        digests = [secrets.token_hex(32) for _ in sources]
         async with contextlib.AsyncExitStack() as stack:
             # Locks of other processes are waited for, which must not hold up the daemon.
-            await asyncio.to_thread(store.open)
-            await asyncio.to_thread(stack.enter_context, store.importing())
-            layers = [await self._layer(store, source) for source in sources]
-            image = Image(
-                layers=(*below, *layers),
-                env=base.env if base is not None else {},
-                source=f"snapshot of {sandbox_id}",
-                created=time.time(),
-                host_system=base is None or base.host_system,
-            )
-            await asyncio.to_thread(store.add, name, image)
+            await in_thread(store.open)
+            await in_thread(stack.enter_context, store.importing())
+            try:
+                layers = [await self._layer(store, *each) for each in zip(digests, sources, strict=True)]
+                image = Image(
+                    layers=(*below, *layers),
+                    env=base.env if base is not None else {},
+                    source=f"snapshot of {sandbox_id}",
+                    created=time.time(),
+                    host_system=base is None or base.host_system,
+                )
+                await in_thread(store.add, name, image)
+            except BaseException:
+                # No other attempt finds them by what is in them.
+                dropped = asyncio.to_thread(store.drop_unnamed, digests)
+                await cleaned_up("removing the layers of no image", dropped)
+                raise
         return sum(layer.size for layer in layers)
 
-    async def _layer(self, store: ImageStore, source: dict[str, str]) -> Layer:
-        # Named by chance, not by content: to read it all once more would double what it costs.
-        digest = secrets.token_hex(32)
+    async def _layer(self, store: ImageStore, digest: str, source: dict[str, str]) -> Layer:
         partial = store.partial()
         directory = partial.__enter__()
         try:
             tree = directory / "tree"
             self._make(tree)
             size = await self._copy(**source, to_partial=directory.name)
-            await asyncio.to_thread(store.add_layer, digest, tree)
+            await in_thread(store.add_layer, digest, tree)
         finally:
             # In a thread: what is removed may be large.
-            await asyncio.shield(asyncio.to_thread(partial.__exit__, None, None, None))
+            await in_thread(partial.__exit__, None, None, None)
         return Layer(digest, size)
 
     def _make(self, tree: Path) -> None:

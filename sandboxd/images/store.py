@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -221,6 +221,14 @@ class ImageStore:
         with self._changing(), self._named():
             if not self.has(digest):
                 tree.rename(self.layers / digest[:LAYER_DIGITS])
+
+    def drop_unnamed(self, digests: Sequence[str]) -> None:
+        """Removes those of these layers that are no image's; for who imports, and has added them."""
+        with self._changing(), self._named():
+            used = {layer.directory for image in self.images() for layer in image.layers}
+            for digest in digests:
+                if digest[:LAYER_DIGITS] not in used:
+                    remove(self.layers / digest[:LAYER_DIGITS])
 
     def add(self, name: str, image: Image) -> None:
         """Names an image whose layers are there; the name may have named another. Raises ImageError."""

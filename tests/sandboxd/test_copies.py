@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from sandboxd.images.store import ImageStore
 from sandboxd.types import Command, Limits, Template
 from tests.sandboxd.backend_kit import execute
 
+from .copies_kit import stopped_copies
 from .test_forks import output, until
 
 pytestmark = pytest.mark.anyio
@@ -228,5 +230,61 @@ async def test_a_broken_off_snapshot_is_swept(tmp_path: Path) -> None:
         assert list((store.root / "partial").iterdir()) == []
         assert store.names() == {}
         assert await backend.snapshot("source", template, "t") == 50_000_000
+    finally:
+        await backend.close()
+
+
+async def test_a_snapshot_that_is_broken_off_after_a_layer_leaves_none(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images")
+    store.open()
+    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
+    await backend.open()
+    try:
+        template = Template("t")
+        source = await backend.create("source", template)
+        await output(source, "echo first > first")
+        forks = await backend.branch("source", template, "b")
+        fork = await backend.create("fork", forks)
+        await output(fork, "seq 5000 | xargs touch")
+        snapshot = asyncio.create_task(backend.snapshot("fork", forks, "t"))
+        await until(lambda: bool(stopped_copies("fork")))
+        assert len(list(store.layers.iterdir())) == 1
+        snapshot.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait([snapshot])
+        assert snapshot.cancelled()
+        assert [*store.layers.iterdir(), *(store.root / "partial").iterdir()] == []
+    finally:
+        await backend.close()
+
+
+def locks() -> list[str]:
+    """Those of this host; who waits for one has an arrow."""
+    return Path("/proc/locks").read_text().splitlines()
+
+
+async def test_a_snapshot_cancelled_while_it_waits_for_the_store_holds_no_lock(
+    tmp_path: Path,
+) -> None:
+    """Else no layer could be removed before the daemon ends."""
+    store = ImageStore(tmp_path / "images")
+    store.open()
+    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
+    await backend.open()
+    try:
+        await backend.create("source", Template("t"))
+        with (store.root / "importing").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            waits = f":{os.fstat(lock.fileno()).st_ino} "
+            snapshot = asyncio.create_task(backend.snapshot("source", Template("t"), "t"))
+            locks = Path("/proc/locks")
+            await until(
+                lambda: any("->" in line and waits in line for line in locks.read_text().splitlines())
+            )
+            snapshot.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait([snapshot])
+        assert snapshot.cancelled()
+        assert store.collect() == 0
     finally:
         await backend.close()
