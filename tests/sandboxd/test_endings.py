@@ -321,8 +321,9 @@ async def terminated(served: Served, client: Client, phases: Sequence[Phase]) ->
     assert kept_images(served) == []
     async with contextlib.AsyncExitStack() as stack:
         calls: list[tuple[Cell, Caller]] = []
-        # Those whose leases end soon come last.
-        for phase in sorted(phases, key=lambda phase: phase.replies_held):
+        # Those that take long to prepare come first; last, starts and leases that soon end by themselves.
+        order = sorted(phases, key=lambda each: (not each.copying, each.lasting or each.replies_held))
+        for phase in order:
             cell = await stack.enter_async_context(Cell(served, client, phase, "terminated").open())
             calls.append((cell, await stack.enter_async_context(calling(cell))))
             await until(cell.there)
