@@ -25,6 +25,8 @@ char *read_link(const char *path, struct fault *fault);
 bool is_directory(const char *path);
 /* `directory`/`name`, for free(). */
 char *join_path(const char *directory, const char *name);
+/* Whether a name in an archive says a place outside of the directory that it is unpacked into. */
+bool leads_out(const char *name);
 /* A copy without the slashes at its end, which would have a symbolic link followed. */
 char *without_slash(const char *path);
 

@@ -133,3 +133,14 @@ void names_free(struct names *names) {
     free(names->items);
     *names = (struct names){0};
 }
+
+bool leads_out(const char *name) {
+    if (*name == '/')
+        return true;
+    for (const char *part = name; part != NULL; part = strchr(part, '/')) {
+        part += *part == '/';
+        if (part[0] == '.' && part[1] == '.' && (part[2] == '/' || part[2] == 0))
+            return true;
+    }
+    return false;
+}

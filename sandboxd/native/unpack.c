@@ -79,17 +79,6 @@ static void unpacker_close(struct sink *sink) {
 
 /* -- where entries go */
 
-static bool outside(const char *name) {
-    if (*name == '/')
-        return true;
-    for (const char *part = name; part != NULL; part = strchr(part, '/')) {
-        part += *part == '/';
-        if (part[0] == '.' && part[1] == '.' && (part[2] == '/' || part[2] == 0))
-            return true;
-    }
-    return false;
-}
-
 /* The next part of a name that says something; `size` 0: there is none. */
 static const char *next_part(const char *at, size_t *size) {
     for (;; at += *size) {
@@ -111,7 +100,7 @@ static bool make_parent(const char *path, struct fault *fault) {
 
 /* The path of an entry, its parents made, for free(); NULL with the fault, as where it lies outside. */
 static char *inside(const struct unpacker *unpacker, const char *name, struct fault *fault) {
-    if (outside(name)) {
+    if (leads_out(name)) {
         fault_say(fault, EINVAL, "it lies outside the directory");
         return NULL;
     }
