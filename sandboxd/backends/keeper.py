@@ -1,7 +1,7 @@
 """Starts a launcher and cleans up behind it: the only part that keeps the rights of the user who started it.
 
 Run as a program by `main`, which reads a `Spec` as JSON from its standard input and answers one line on its
-standard output: `ready`, or what failed and how to allow it.
+standard output: `ready`; `answered` where another answers by now; or what failed and how to allow it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from sandboxd.backends import cgroup, claims, seccomp, users
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.confine import Confinement
 from sandboxd.backends.launcher import CONTROL_SOCKET, Launcher, remove_remains
+from sandboxd.backends.lock_file import is_at
 from sandboxd.backends.records import Records
 from sandboxd.backends.rootfs import STATE, UID, Base
 from sandboxd.backends.starter import PROGRAM, launch
 from sandboxd.backends.sweeper import sweep_for
 
 LOCK_FILE = "launcher.lock"
-LOCK_SECONDS = 10
+LOCK_SECONDS, LOOK_SECONDS = 10.0, 0.1
 LOG_FILE = "launcher.log"
 CONTROL_BACKLOG = 16
 # Of ioctl(2), and the flag that chattr(1) calls T.
@@ -53,6 +54,10 @@ class Refused(Exception):
     """The host does not allow it; the message is one line for a person."""
 
 
+class Answered(Exception):
+    """There is a launcher already."""
+
+
 def main() -> None:
     """Returns at once in the process that was started; the keeper lives on beside it."""
     spec: Spec = json.loads(python.stdin.read())
@@ -61,7 +66,6 @@ def main() -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = os.dup(1)
-    _redirect(os.path.join(spec["state"], LOG_FILE))
     code = 1
     try:
         _keep(spec, report)
@@ -88,7 +92,12 @@ def _redirect(log: str) -> None:
 
 def _keep(spec: Spec, report: int) -> None:
     state = spec["state"]
-    lock = _lock(os.path.join(state, LOCK_FILE))
+    lock = _lock(state)
+    if lock < 0:
+        os.write(report, b"answered\n")
+        return
+    # Only now: until then it is the log of the launcher before.
+    _redirect(os.path.join(state, LOG_FILE))
     hierarchies = _prepare(spec)
     # Guests whose launcher died come here, so that their end can be waited for.
     sys.prctl(sys.PR_SET_CHILD_SUBREAPER, 1)
@@ -135,20 +144,52 @@ def _open_outside(store: str, guest: str) -> list[int]:
     return [program, *(os.open(os.path.join(store, name), flags) for name in names)]
 
 
-def _lock(path: str) -> int:
-    """One launcher for one state directory; waits for one that is ending."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(state: str) -> int:
+    """One launcher for one state directory; waits for one that is ending, and makes the directory again where
+    that one's daemon takes it away. Returns -1 where one answers: it was on its way when its daemon died.
+    """
+    path = os.path.join(state, LOCK_FILE)
+    looks = 0
 
-    def give_up(_number: int, _frame: object) -> None:
-        raise Refused(
-            f"another launcher holds {path} and does not end; stop it or use another state directory"
-        )
+    def look(_number: int, _frame: object) -> None:
+        nonlocal looks
+        looks += 1
+        if looks * LOOK_SECONDS >= LOCK_SECONDS:
+            raise Refused(
+                f"another launcher holds {path} and does not end; stop it or use another state directory"
+            )
+        if _answers():
+            raise Answered
 
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LOCK_SECONDS)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    signal.alarm(0)
-    return fd
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+    try:
+        while True:
+            fd = _open_lock(state, path)
+            if fd >= 0:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if is_at(fd, path):
+                    return fd
+                os.close(fd)
+    except Answered:
+        return -1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _open_lock(state: str, path: str) -> int:
+    """-1 where the directory was taken away meanwhile."""
+    os.makedirs(state, 0o711, exist_ok=True)
+    try:
+        os.chdir(state)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return -1
+
+
+def _answers() -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as control:
+        return control.connect_ex(CONTROL_SOCKET) == 0
 
 
 def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:

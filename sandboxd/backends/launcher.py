@@ -13,7 +13,7 @@ remains.
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
     {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "users", "pids",
-                                                "images"} and any other daemon is heard no more
+                                                 "images"} and any other daemon is heard no more; none after "close"
     {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers", "branches", "host_system",
      "users"}
                                              → {} once its socket takes connections
@@ -80,8 +80,9 @@ class Daemon:
             self.dismiss()  # Nothing could be answered.
             return
         try:
-            if message["do"] == "hello":
-                self._launcher.greeted_by(self)
+            if message["do"] == "hello" and not self._launcher.greeted_by(self):
+                self.dismiss()
+                return
             self._launcher.asked(message, answer)
         except FAULTS as error:
             python.excepthook(*python.exc_info())
@@ -134,6 +135,7 @@ class Launcher:
         self._grace = grace
         self._keeper = os.getppid()
         self._daemons: set[Daemon] = set()
+        self._greeted: Daemon | None = None
         self._sandboxes: dict[str, Sandbox] = {}
         self._pruning: dict[str, list[Reply]] = {}
         self._names: dict[int, str] = {}
@@ -178,12 +180,19 @@ class Launcher:
             self._alone.cancel()
 
     def _listen(self) -> None:
-        self.loop.watch(self._control.fileno(), IN, self._accept)
+        if self._closing is None:
+            self.loop.watch(self._control.fileno(), IN, self._accept)
 
-    def greeted_by(self, daemon: Daemon) -> None:
-        """There is one daemon at a time: an earlier one has died, and its last orders may still be unread."""
+    def greeted_by(self, daemon: Daemon) -> bool:
+        """There is one daemon at a time: an earlier one has died, and its last orders may still be unread.
+        False at the end, where nobody new is heard.
+        """
+        if self._closing is not None:
+            return daemon is self._greeted
+        self._greeted = daemon
         for other in self._daemons - {daemon}:
             other.dismiss()
+        return True
 
     def left(self, daemon: Daemon) -> None:
         """A daemon let go, or died."""
@@ -296,6 +305,10 @@ class Launcher:
     def _close(self, reply: Reply) -> None:
         if self._closing is None:
             self._closing = []
+            # Whoever comes now is for the next: this one makes nothing more.
+            self.loop.unwatch(self._control.fileno())
+            self._control.shutdown(socket.SHUT_RDWR)  # Copies that run have it, too.
+            self._control.close()
             for name in list(self._sandboxes):
                 self._destroy(name, lambda _: None)
         self._closing.append(reply)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sandboxd.backends import bare
+from sandboxd.backends.lock_file import is_at
 from sandboxd.errors import BackendUnavailable
 from sandboxd.types import Limits
 
@@ -20,8 +21,10 @@ START_SECONDS = 20.0
 LOCK_FILE, LOG_FILE = "launcher.lock", "launcher.log"
 
 
-async def launch(python: str, spec: Mapping[str, object]) -> None:
-    """Returns once the launcher answers its socket; `spec` is a `keeper.Spec`. Raises BackendUnavailable."""
+async def launch(python: str, spec: Mapping[str, object]) -> bool:
+    """Returns once a launcher answers its socket; `spec` is a `keeper.Spec`. False where that is one which
+    another daemon has started. Raises BackendUnavailable.
+    """
     argv = bare.command(python, "sandboxd.backends.keeper")
     try:
         done = await asyncio.to_thread(_answered, argv, json.dumps(spec).encode())
@@ -33,9 +36,10 @@ async def launch(python: str, spec: Mapping[str, object]) -> None:
             f"the launcher cannot be started: {error}; see this user's limits (ulimit -a) and the memory left"
         ) from error
     answer = done.stdout.decode(errors="replace").strip()
-    if answer != "ready":
+    if answer not in ("ready", "answered"):
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise BackendUnavailable(f"namespace sandboxes cannot be made here: {answer or last or 'no answer'}")
+    return answer == "ready"
 
 
 def check_version(hello: Mapping[str, object], ours: int, state: Path) -> None:
@@ -52,6 +56,8 @@ def remove_state(state: Path) -> None:
     try:
         with (state / LOCK_FILE).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not is_at(lock.fileno(), lock.name):
+                return  # Another has taken it away since, and the name is a launcher's by now.
             for name in (LOG_FILE, LOCK_FILE):
                 (state / name).unlink(missing_ok=True)
         state.rmdir()
@@ -59,8 +65,22 @@ def remove_state(state: Path) -> None:
         return
 
 
+def ends_of(*pids: int) -> list[asyncio.Future[None]]:
+    """`end_of` each. Raises BackendUnavailable, and then watches none."""
+    ends: list[asyncio.Future[None]] = []
+    try:
+        for pid in pids:
+            ends.append(end_of(pid))  # noqa: PERF401 - those before one that fails are needed
+    except BackendUnavailable:
+        for end in ends:
+            end.cancel()
+        raise
+    return ends
+
+
 def end_of(keeper: int) -> asyncio.Future[None]:
-    """Resolved when this process, no child of ours, has ended: nothing is left of its launcher then.
+    """Resolved when this process, no child of ours, has ended: nothing is left of its launcher then. When
+    cancelled it is watched no more.
 
     Raises BackendUnavailable where it cannot be watched.
     """
@@ -78,12 +98,15 @@ def end_of(keeper: int) -> asyncio.Future[None]:
         ) from error
 
     def ended() -> None:
-        loop.remove_reader(fd)
-        os.close(fd)
         if not end.done():
             end.set_result(None)
 
+    def forget(_: asyncio.Future[None]) -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+
     loop.add_reader(fd, ended)
+    end.add_done_callback(forget)
     return end
 
 

@@ -24,7 +24,10 @@ class Link:
         writer: asyncio.StreamWriter,
         *,
         answer_seconds: float = ASK_SECONDS,
+        listener: int = 0,
     ) -> None:
+        """`listener` is the process that began to listen: the keeper, also where that has died since."""
+        self.listener = listener
         self._answer_seconds = answer_seconds
         self._reader = reader
         self._writer = writer
@@ -93,9 +96,9 @@ class Link:
 
     async def close(self) -> None:
         """Lets go of the launcher, which lives on."""
+        self._writer.close()  # Here: the task has perhaps not begun, and this may be cancelled.
         self.task.cancel()
         await asyncio.wait([self.task])
-        self._writer.close()  # The task had perhaps not begun.
 
 
 def _give_up(answer: asyncio.Future[dict[str, Any]], what: str, within: float) -> None:

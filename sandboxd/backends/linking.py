@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from sandboxd.lifetime import whole
 GREETINGS = 3
 CONTROL_LINE_BYTES = 4 << 20
 VERSION = 3
+# Of unix(7): pid, uid and gid of the other end.
+PID, PEER_BYTES = struct.Struct("i"), 12
 
 
 class Linking:
@@ -36,7 +41,10 @@ class Linking:
         self._state = state
         self._options = options
         self._lock = asyncio.Lock()
-        self._keeper_end: asyncio.Future[list[None]] | None = None
+        self._starting: asyncio.Task[bool] | None = None
+        self._listener = 0
+        self._watched: tuple[int, ...] = ()
+        self._ends: list[asyncio.Future[None]] = []
 
     @property
     def instance(self) -> str:
@@ -52,30 +60,44 @@ class Linking:
         await self.connected()
 
     async def close(self) -> None:
-        """Ends the launcher, and with it all that it made."""
+        """Ends the launcher, and with it all that it made. Goes on where it was when cancelled before."""
         async with self._lock:
-            was_open = self.link is not None
+            await self._take_started()
+            was_open = bool(self._ends)
             await self._end()
             if was_open and (self._state / "sandboxes").exists():
                 await self._end_again()
+            self._ends = []
             launching.remove_state(self._state)
+
+    async def _take_started(self) -> None:
+        """One that was begun by whoever was cancelled meanwhile: nobody else would end it."""
+        if self._starting is None:
+            return
+        await asyncio.wait([self._starting])
+        started = not self._starting.cancelled() and self._starting.exception() is None
+        if started and self._starting.result():
+            found = await self._greeted(starts=False)
+            if found is not None:
+                await self._taken(*found)
+        self._starting = None
 
     async def _end_again(self) -> None:
         """What a keeper that was killed would have taken away the next one does."""
-        other = await self._find()
-        if other is not None:  # of a daemon for which the directory was made anew
-            await other.close()
-            return
-        await self._connect()
-        await self._end()
+        if await self.start():  # else one answers, of a daemon for which the directory was made anew
+            await self._connect()
+            await self._end()
+        self._starting = None
 
     async def _end(self) -> None:
-        link, self.link = self.link, None
         for _ in range(GREETINGS):
-            if link is None or await self._told_to_end(link):
+            if self.link is None or await self._told_to_end(self.link):
                 break
             # It has died, and its keeper removes what was left; or another daemon was heard since.
-            link = await self._find()
+            self.link = await self._find_same()
+        link, self.link = self.link, None
+        if link is not None:
+            await link.close()
         await self.keeper_ended()
 
     async def _told_to_end(self, link: Link) -> bool:
@@ -88,22 +110,36 @@ class Linking:
             await link.close()
         return True
 
+    async def _find_same(self) -> Link | None:
+        """To the launcher that was greeted last, not to one that another daemon has started since it died."""
+        link = await self._find()
+        if link is not None and link.listener != self._listener:
+            await link.close()
+            return None
+        return link
+
     async def keeper_ended(self) -> None:
-        """Returns when a launcher that let go or died has left nothing. Raises BackendUnavailable."""
-        if self._keeper_end is None:
+        """Returns when a launcher that ends or died has left nothing. Raises BackendUnavailable."""
+        if not self._ends:
             return
-        try:
-            async with asyncio.timeout(launching.START_SECONDS):
-                await asyncio.shield(self._keeper_end)
-        except TimeoutError as error:
+        _, living = await asyncio.wait(self._ends, timeout=launching.START_SECONDS)
+        if living:
             raise BackendUnavailable(
                 f"the keeper of {self._state} did not end; its log is {self._state / launching.LOG_FILE}"
-            ) from error
+            )
 
     async def let_go(self) -> None:
-        """Leaves the launcher, which keeps all for its grace."""
+        """Leaves the launcher, which keeps all for its grace. One that has nothing yet ends."""
         async with self._lock:
+            if self._starting is not None:
+                # Whatever stands against that, it ends by itself.
+                with contextlib.suppress(BackendUnavailable):
+                    await self._take_started()
+                    await self._end()
             link, self.link = self.link, None
+            for end in self._ends:
+                end.cancel()
+            self._ends = []
             if link is None:
                 launching.remove_state(self._state)
             else:
@@ -118,13 +154,30 @@ class Linking:
                 await self.link.close()
             return await self._connect()
 
+    async def survivor(self) -> Link | None:
+        """To the launcher that was greeted last, also where another daemon was heard since; None where there
+        is none, or it has died and left nothing. Raises BackendUnavailable.
+        """
+        async with self._lock:
+            link = self.link
+            if link is None or not link.broken:
+                return link
+            link = await self._find_same()
+            if link is not None:
+                return await self._taken(link, await self._greet(link))
+        await self.keeper_ended()
+        return None
+
     async def _connect(self) -> Link:
-        link, hello = await self._greeted()
+        found = await self._greeted()
+        if found is None:
+            raise BackendUnavailable(f"the launcher in {self._state} does not answer")
+        return await self._taken(*found)
+
+    async def _taken(self, link: Link, hello: dict[str, Any]) -> Link:
         try:
             launching.check_version(hello, VERSION, self._state)
-            # A keeper ends after its launcher, unless it was killed.
-            ends = [launching.end_of(hello[which]) for which in ("pid", "keeper")]
-            self._keeper_end = asyncio.gather(*ends)
+            self._watch(hello["pid"], hello["keeper"])
         except BackendUnavailable:
             await link.close()
             raise
@@ -134,7 +187,16 @@ class Linking:
         # A launcher that is older than this daemon does not know of it.
         self.has_users = bool(hello.get("users"))
         self.launcher_pid = hello["pid"]
+        self._listener = link.listener
+        self._starting = None
         return link
+
+    def _watch(self, *pids: int) -> None:
+        """A keeper ends after its launcher, unless it was killed."""
+        if self._watched != pids or all(end.done() for end in self._ends):
+            # Those before have ended, or are about to: whoever waits for them goes on.
+            self._ends = launching.ends_of(*pids)
+            self._watched = pids
 
     async def asked_again(self, what: str) -> dict[str, Any]:
         """The answer of the launcher, or of the next where it dies before it answers."""
@@ -146,25 +208,31 @@ class Linking:
                     raise
         return await (await self.connected()).ask(what)
 
-    async def _greeted(self) -> tuple[Link, dict[str, Any]]:
+    async def _greeted(self, *, starts: bool = True) -> tuple[Link, dict[str, Any]] | None:
+        """None where there is none, also none that was started."""
         for attempt in range(GREETINGS):
             link = await self._find()
             if link is None:
+                if not starts:
+                    return None
                 await self.start()
                 link = await self._find()
-            if link is None:
-                break
             try:
-                return link, await link.ask("hello")
+                if link is not None:
+                    return link, await self._greet(link)
             except BackendUnavailable:
                 # It took the connection in its last moment.
-                await link.close()
                 if attempt == GREETINGS - 1:
                     raise
-            except asyncio.CancelledError:
-                await link.close()
-                raise
-        raise BackendUnavailable(f"the launcher in {self._state} does not answer")
+        return None
+
+    @staticmethod
+    async def _greet(link: Link) -> dict[str, Any]:
+        try:
+            return await link.ask("hello")
+        except BaseException:
+            await link.close()
+            raise
 
     async def _find(self) -> Link | None:
         try:
@@ -174,15 +242,28 @@ class Linking:
         except OSError as error:
             raise BackendUnavailable(f"{self._state / 'launcher.sock'}: {error.strerror}") from error
         try:
+            (listener,) = PID.unpack_from(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_BYTES))
             opening = asyncio.open_unix_connection(sock=sock, limit=CONTROL_LINE_BYTES)
             streams = await whole(opening, lambda made: made[1].close())
         except OSError as error:
             sock.close()
             raise BackendUnavailable(f"{self._state / 'launcher.sock'}: {error.strerror}") from error
-        return Link(*streams, answer_seconds=self._options.answer_seconds)
+        return Link(*streams, answer_seconds=self._options.answer_seconds, listener=listener)
 
-    async def start(self) -> None:
-        """Starts a launcher where none runs. Raises BackendUnavailable."""
+    async def start(self) -> bool:
+        """Starts a launcher where none runs; False where one does by now. Raises BackendUnavailable.
+
+        When cancelled it comes up all the same; whoever asks next has that one.
+        """
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start(), name="launcher start")
+        try:
+            return await asyncio.shield(self._starting)
+        except BackendUnavailable:
+            self._starting = None
+            raise
+
+    async def _start(self) -> bool:
         options = self._options
         state, images = self._state.resolve(), await asyncio.to_thread(options.open_store)
         spec = {
@@ -195,4 +276,4 @@ class Linking:
             "uid_base": options.uid_base,
             "grace": options.grace_seconds,
         }
-        await launching.launch(options.python, spec)
+        return await launching.launch(options.python, spec)

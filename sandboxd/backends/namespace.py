@@ -212,13 +212,9 @@ class NamespaceBackend:
 
     async def destroy(self, sandbox_id: str) -> None:
         """See `base.Backend.destroy`. Raises BackendUnavailable when something stays behind."""
-        link = self._linking.link
+        link = await self._linking.survivor()
         if link is None:
-            return
-        if link.broken:
-            # What the launcher made died with it, and its keeper removes the rest.
-            await self._linking.keeper_ended()
-            return
+            return  # What the launcher made died with it, and its keeper has removed the rest.
         answer = await link.ask("destroy", id=sandbox_id)
         self._images.pop(sandbox_id, None)
         lost = link.lost.pop(sandbox_id, None)
@@ -243,12 +239,14 @@ class NamespaceBackend:
 
     async def prune(self, branch: str) -> None:
         """See `base.Backend.prune`."""
-        if self._linking.link is not None and not self._linking.link.broken:
-            await self._snapshots(self._linking.link).prune(branch)
+        if (link := await self._linking.survivor()) is not None:
+            await self._snapshots(link).prune(branch)
 
     async def list_branches(self) -> list[str]:
         """See `base.Backend.list_branches`."""
-        return await self._snapshots(await self._linking.connected()).list_branches()
+        answer = await self._linking.asked_again("branches")
+        # A launcher that is older than this daemon does not know; its copies go when it ends.
+        return list(answer.get("branches", []))
 
     async def snapshot(self, sandbox_id: str, template: Template, image: str) -> int:
         """See `base.Backend.snapshot`."""

@@ -14,7 +14,7 @@ from sandboxd.backends import users
 from sandboxd.backends.link import COPY_SECONDS, Link
 from sandboxd.errors import BackendUnavailable, InvalidRequest, Phase, SandboxLost, StartFailed
 from sandboxd.images.store import LAYER_LIMIT, Image, ImageError, ImageStore, Layer, check_name
-from sandboxd.lifetime import cleaned_up, in_thread
+from sandboxd.lifetime import cleaned_up, in_thread, whole
 from sandboxd.types import Template
 
 
@@ -41,12 +41,6 @@ class Snapshots:
                 f"branch {branch} could not be removed: {answer['error']}", phase=Phase.DESTROY
             )
 
-    async def list_branches(self) -> list[str]:
-        """See `base.Backend.list_branches`."""
-        answer = await self._link.ask("branches")
-        # A launcher that is older than this daemon does not know; its copies go when it ends.
-        return list(answer.get("branches", []))
-
     async def store(
         self, store: ImageStore, name: str, sandbox_id: str, template: Template, base: Image | None
     ) -> int:
@@ -61,10 +55,9 @@ class Snapshots:
         sources = [{"from_branch": branch} for branch in template.branches] + [{"id": sandbox_id}]
         # Named by chance, not by content: to read it all once more would double what it costs.
         digests = [secrets.token_hex(32) for _ in sources]
-        async with contextlib.AsyncExitStack() as stack:
-            # Locks of other processes are waited for, which must not hold up the daemon.
-            await in_thread(store.open)
-            await in_thread(stack.enter_context, store.importing())
+        # Locks of other processes are waited for, which must not hold up the daemon.
+        await asyncio.to_thread(store.open)
+        with await _importing(store):
             try:
                 layers = [await self._layer(store, *each) for each in zip(digests, sources, strict=True)]
                 image = Image(
@@ -76,9 +69,9 @@ class Snapshots:
                 )
                 await in_thread(store.add, name, image)
             except BaseException:
-                # No other attempt finds them by what is in them.
-                dropped = asyncio.to_thread(store.drop_unnamed, digests)
-                await cleaned_up("removing the layers of no image", dropped)
+                # Nobody else has layers of these names, and the next collection may be far.
+                dropping = in_thread(store.drop_unnamed, digests)
+                await cleaned_up(f"removing the layers of {name}", dropping)
                 raise
         return sum(layer.size for layer in layers)
 
@@ -126,3 +119,14 @@ class Snapshots:
         # Where that fails nothing is known of the copy's end, and it is not waited for.
         await self._link.ask("give up", copy=target)
         await asyncio.wait([asked])
+
+
+async def _importing(store: ImageStore) -> contextlib.ExitStack:
+    """`ImageStore.importing`, entered. Where that waited and its caller has left, it is left at once."""
+
+    def enter() -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(store.importing())
+        return stack
+
+    return await whole(asyncio.to_thread(enter), contextlib.ExitStack.close)

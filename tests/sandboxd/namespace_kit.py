@@ -35,6 +35,12 @@ async def backend(tmp_path: Path) -> AsyncIterator[NamespaceBackend]:
     assert leftovers(state) == []
 
 
+def launcher_and_keeper(backend: NamespaceBackend) -> tuple[int, int]:
+    launcher = backend.launcher_pid
+    assert launcher is not None
+    return launcher, int(Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def leftovers(state: Path) -> list[str]:
     """Processes, mounts and control groups that speak of this state directory."""
     name = NamespaceBackend(state).instance

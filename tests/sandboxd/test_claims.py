@@ -17,7 +17,7 @@ from sandboxd.errors import BackendUnavailable, StartFailed
 from sandboxd.types import Template
 
 from .docker_kit import run
-from .namespace_kit import leftovers, opened
+from .namespace_kit import launcher_and_keeper, leftovers, opened
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t")
@@ -30,12 +30,6 @@ async def says(backend: NamespaceBackend, name: str) -> bytes:
         return (await run(connection, "echo", name)).stdout
     finally:
         await connection.close()
-
-
-def launcher_and_keeper(backend: NamespaceBackend) -> tuple[int, int]:
-    launcher = backend.launcher_pid
-    assert launcher is not None
-    return launcher, int(Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def killed_with_its_keeper(state: Path) -> None:

@@ -16,13 +16,14 @@ import pytest
 
 from sandboxd.backends import bare
 from sandboxd.backends.channel import dial
+from sandboxd.backends.launching import end_of
 from sandboxd.backends.link import Link
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.errors import BackendUnavailable, FileFailed, FileNotFound, SandboxLost, StartFailed
 from sandboxd.types import Command, Network, Template
 
 from .backend_kit import execute, pieces, read, shell
-from .namespace_kit import NOT_MAPPED, leftovers
+from .namespace_kit import NOT_MAPPED, launcher_and_keeper, leftovers
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Template("t")
@@ -363,8 +364,9 @@ async def test_without_a_daemon_the_launcher_ends_after_its_grace(tmp_path: Path
     backend = NamespaceBackend(state, NamespaceOptions(grace_seconds=0.2))
     await backend.open()
     await backend.create("left", TEMPLATE)
+    ends = [end_of(pid) for pid in launcher_and_keeper(backend)]
     await backend.let_go()
-    await asyncio.wait_for(backend.keeper_ended(), 20)
+    await asyncio.wait_for(asyncio.gather(*ends), 20)
     assert leftovers(state) == []
     assert sorted(path.name for path in state.iterdir()) == ["launcher.lock", "launcher.log"]
     await backend.close()
