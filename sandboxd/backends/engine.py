@@ -23,6 +23,7 @@ import docker.errors
 import docker.utils
 import requests
 
+from sandboxd.backends.engine_client import connected
 from sandboxd.errors import BackendUnavailable
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
@@ -81,13 +82,8 @@ class Engine:
             )
         self._check_socket()
 
-        def connect() -> tuple[Api, dict[str, Any]]:
-            api = docker.APIClient(
-                base_url=self.url, version="auto", timeout=int(self._call_seconds), max_pool_size=THREADS
-            )
-            return api, api.info()
-
-        self._api, info = await self._in_thread(connect)
+        seconds = int(self._call_seconds)
+        self._api, info = await self._in_thread(lambda: connected(self.url, seconds, THREADS))
         return info
 
     def close(self) -> None:
