@@ -13,7 +13,8 @@ remains.
 
 Control socket: one JSON object a line. Requests carry `n`, which the answer repeats.
     {"do": "hello"}                          → {"version", "pid", "keeper", "enforced", "users", "pids",
-                                                 "images"} and any other daemon is heard no more; none after "close"
+                                                 "images"} and any other daemon is heard no more; none
+                                                 after "close"
     {"do": "create", "id", "cwd", "limits", "host_network", "image", "layers", "branches", "host_system",
      "users"}
                                              → {} once its socket takes connections
