@@ -30,7 +30,10 @@ PLACES = {
     "docker": {
         *(
             f"sandboxd/backends/{name}.py"
-            for name in ("docker", "docker_exec", "docker_images", "docker_start", "engine", "engine_exec")
+            for name in (
+                *("docker", "docker_exec", "docker_images", "docker_start"),
+                *("engine", "engine_client", "engine_exec"),
+            )
         ),
         "sandboxd/bench/docker_sdk.py",
         "sandboxd/images/engine.py",
