@@ -7,7 +7,16 @@ import os
 import signal
 from pathlib import Path
 
+from sandboxd import Box
+
 from .endings_kit import state_of
+
+COPIED_FILES = 5000
+
+
+async def fill(box: Box) -> None:
+    """With so many files that whoever looks finds them being copied."""
+    assert (await box.exec(["sh", "-c", f"seq {COPIED_FILES} | xargs touch"])).ok
 
 
 def stopped_copies(sandbox: str) -> list[int]:

@@ -35,8 +35,6 @@ HELD = "sleep 1000"
 ATTACHED, LARGE = "attached", "files/large"
 LARGE_BYTES = 8 << 20
 WHOLE, HALF = "whole", "half"
-# Enough that whoever looks finds them being copied.
-COPIED_FILES = 5000
 Message = TypeVar("Message")
 
 
@@ -350,8 +348,6 @@ async def prepare(call: str, box: Box, marker: str) -> None:
         await box.start(["sh", "-c", HELD], command_id=ATTACHED, env={MARK: marker})
     if call in ("read", "write", "download", "upload"):
         await box.write_file(LARGE, bytes(LARGE_BYTES))
-    if call in ("fork", "snapshot"):
-        assert (await box.exec(["sh", "-c", f"seq {COPIED_FILES} | xargs touch"])).ok
 
 
 async def written(box: Box) -> list[str]:

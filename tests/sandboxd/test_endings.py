@@ -75,6 +75,8 @@ class Cell:
         if self.phase.held or is_command(self.phase):
             self._box = await self._client.acquire(self._pool, timeout=30)
             await endings_kit.prepare(self.phase.call, self._box, self._marker)
+            if self.phase.copying:
+                await copies_kit.fill(self._box)
         async with self.relay:
             async with frozen(self._box) if self.phase.frozen and self._box else contextlib.nullcontext():
                 yield self
