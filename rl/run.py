@@ -11,6 +11,7 @@ from typing import Any
 from rl import tracing
 from rl.config import Config, metrics_protocol, traces_protocol
 from rl.engines import open_engines
+from rl.heap import settled
 from rl.ledger import Ledger
 from rl.progress import Progress
 from rl.report import write_report
@@ -55,6 +56,7 @@ async def run(config: Config, start: Start, progress: Progress, began: float) ->
         telemetry = stack.enter_context(exported(metrics_protocol(), config.name))
         session.telemetry = telemetry
         ledger = Ledger(start.state.ledger if start.state else None)
+        stack.enter_context(settled())
         async with Client(address) as client:
             results = await session.play(engines, Leasing(control, client), ledger, (source, held_out))
         own = not config.sandboxes.address

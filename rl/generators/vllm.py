@@ -359,7 +359,7 @@ class _Start:
                 await asyncio.to_thread(self._run)
             return self._started.pop()
         except TimeoutError:
-            kill_writers(log)  # the thread that waits for them then ends too
+            await asyncio.to_thread(kill_writers, log)  # the thread that waits for them then ends too
             raise GeneratorDead(
                 f"the vLLM engine did not start within {self._settings.start_seconds:g} s; its log is {log}"
             ) from None
