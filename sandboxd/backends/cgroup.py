@@ -20,6 +20,9 @@ CPU_PERIOD_US = 100_000
 # A group whose last process has just gone may be busy for a moment.
 REMOVE_TRIES, REMOVE_PAUSE_SECONDS = 100, 0.005
 MOVE_TRIES = 20
+# Less than the first process of any sandbox takes: what the kernel has charged ahead for each processor, of
+# which the next sandbox takes, and what it gives back some milliseconds after the last process.
+VACANT_BYTES = 512 << 10
 CONTROLLERS = ("memory", "pids", "cpu")
 # By version: where the kernel tells of kills at the limit, of the most that was used, and of the limit.
 MEMORY_FILES = {
@@ -34,6 +37,8 @@ DAEMON_GROUP = "_daemon"
 
 # A hierarchy: its version, its directory for this launcher, the controllers that it brings.
 Hierarchy = tuple[int, str, tuple[str, ...]]
+# A file of a group, what is written to it, and whether a kernel may lack it.
+Line = tuple[str, str, bool]
 
 
 def find(root: str, own: str, name: str) -> list[Hierarchy]:
@@ -232,13 +237,17 @@ class Cgroups:
                 steps.append(("into", GROUP))
         return steps
 
-    def enter(self, sandbox_id: str, limits: dict[str, float]) -> list[Step]:
+    def enter(self, sandbox_id: str, limits: dict[str, float], vacant: str = "") -> list[Step]:
         """What takes the new process into the sandbox's groups, limited as they are to be, and opens the
-        files that tell of its memory."""
+        files that tell of its memory. `vacant` are groups that another one left (`leave`)."""
         steps: list[Step] = []
         for parent, (version, _, brings) in enumerate(self._open, INHERITED):
             if version == 1:
-                steps += _make_group(parent, sandbox_id, settings(version, brings, limits))
+                lines = settings(version, brings, limits)
+                if vacant:
+                    steps += _take_group(parent, vacant_group(vacant), sandbox_id, reset(brings, lines))
+                else:
+                    steps += _make_group(parent, sandbox_id, lines)
                 # As one thread, which it is. As a process (cgroup.procs) it would have the kernel hold up all
                 # forks and ends of processes on the machine until each processor has taken notice: 10 ms.
                 steps.append(("write", GROUP, "tasks", "0", False))
@@ -249,6 +258,23 @@ class Cgroups:
                     steps.append(("open", GROUP, name, os.O_RDONLY, slot, True))
             steps.append(("close", GROUP))
         return steps
+
+    def are_vacant(self, sandbox_id: str) -> bool:
+        """Whether the groups are as good as new ones, as far as a file of theirs says. Raises OSError."""
+        for version, fd, brings in self._open:
+            if version == 1 and "memory" in brings:
+                used = int(_read_in(fd, f"{sandbox_id}/memory.usage_in_bytes"))
+                return used <= VACANT_BYTES and not _read_in(fd, f"{sandbox_id}/cgroup.procs")
+        return True
+
+    def leave(self, sandbox_id: str, vacant: str) -> None:
+        """Leaves the groups to another sandbox. Of version 2, where none can be renamed, it removes them.
+        Raises OSError, and some may have their new name by then."""
+        for version, fd, _ in self._open:
+            if version == 1:
+                os.rename(sandbox_id, vacant_group(vacant), src_dir_fd=fd, dst_dir_fd=fd)
+            else:
+                _remove(sandbox_id, fd)
 
     def remove(self, sandbox_id: str) -> None:
         """Removes the sandbox's groups once their processes are gone. Raises OSError when they stay."""
@@ -261,17 +287,55 @@ class Cgroups:
             os.close(fd)
 
 
-def _make_group(parent: int, name: str, limits: list[tuple[str, str, bool]]) -> list[Step]:
+def _make_group(parent: int, name: str, lines: list[Line]) -> list[Step]:
+    return [("mkdir", parent, name, 0o755), *_set_up(parent, name, lines)]
+
+
+def _take_group(parent: int, vacant: str, name: str, lines: list[Line]) -> list[Step]:
+    return [("rename", parent, vacant, name), *_set_up(parent, name, lines)]
+
+
+def _set_up(parent: int, name: str, lines: list[Line]) -> list[Step]:
     return [
-        ("mkdir", parent, name, 0o755),
         ("open", parent, name, os.O_RDONLY | os.O_DIRECTORY, GROUP, False),
-        *(("write", GROUP, file, value, optional) for file, value, optional in limits),
+        *(("write", GROUP, file, value, optional) for file, value, optional in lines),
     ]
 
 
-def settings(version: int, brings: tuple[str, ...], limits: dict[str, float]) -> list[tuple[str, str, bool]]:
+def _read_in(directory: int, path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return os.read(fd, 64)
+    finally:
+        os.close(fd)
+
+
+def vacant_group(vacant: str) -> str:
+    """What groups are called that nobody has: no sandbox's name begins so."""
+    return f"_vacant.{vacant}"
+
+
+def reset(brings: tuple[str, ...], lines: list[Line]) -> list[Line]:
+    """What makes a group of version 1 that another sandbox left the same as a new one with these settings."""
+    written = {file for file, _, _ in lines}
+    unlimited: list[Line] = []
+    if "memory" in brings:
+        # This limit first: the other may not be above it.
+        unlimited.append(("memory.memsw.limit_in_bytes", "-1", True))
+        unlimited.append(("memory.limit_in_bytes", "-1", False))
+    if "pids" in brings:
+        unlimited.append(("pids.max", "max", False))
+    if "cpu" in brings:
+        # To write a quota also gives all of it back, also of this period.
+        unlimited.append(("cpu.cfs_quota_us", "-1", True))
+    kept = [line for line in unlimited if line[0] not in written or line[0] == "memory.memsw.limit_in_bytes"]
+    peak: list[Line] = [("memory.max_usage_in_bytes", "0", False)] if "memory" in brings else []
+    return [*kept, *lines, *peak]
+
+
+def settings(version: int, brings: tuple[str, ...], limits: dict[str, float]) -> list[Line]:
     """File, value, and whether a kernel may lack the file, for each limit that the hierarchy can hold."""
-    lines: list[tuple[str, str, bool]] = []
+    lines: list[Line] = []
     memory, pids, cpu = limits.get("memory_bytes"), limits.get("pids"), limits.get("cpu_count")
     if memory is not None and "memory" in brings:
         if version == 2:

@@ -14,7 +14,7 @@ import signal
 from sandboxd.backends import seccomp
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
-from sandboxd.backends.rootfs import BRANCH_PREFIX, STATE, UID, Base
+from sandboxd.backends.rootfs import BRANCH_PREFIX, STATE, UID, VACANT, Base
 from sandboxd.backends.starter import TREE
 from sandboxd.backends.steps import HERE, HOME, KILLS, LIFELINE, LIMIT, LISTENER, OOM_SCORE, PEAK, PROC
 
@@ -39,13 +39,14 @@ class Order:
     """One sandbox to make, as it comes over the control socket.
 
     `lower` are the directories below its writable layer, the highest first; `host_system` says that they lie
-    upon the host's own.
+    upon the host's own; `vacant` is the place that it takes over, if there is one (see `vacancies`).
     """
 
-    __slots__ = ("cwd", "host_network", "host_system", "limits", "lower", "sandbox_id", "users")
+    __slots__ = ("cwd", "host_network", "host_system", "limits", "lower", "sandbox_id", "users", "vacant")
 
-    def __init__(self, message: dict[str, Any]) -> None:
+    def __init__(self, message: dict[str, Any], vacant: str = "") -> None:
         self.sandbox_id: str = message["id"]
+        self.vacant = vacant
         self.cwd: str = message["cwd"]
         self.limits: dict[str, float] = message["limits"]
         self.host_network: bool = message["host_network"]
@@ -91,8 +92,11 @@ class Confinement:
 
     def prepare(self, order: Order) -> list[Step]:
         """What the starter itself does: once it is done the sandbox's socket takes connections."""
+        place: Step = ("mkdir", HERE, order.sandbox_id, 0o711)
+        if order.vacant:
+            place = ("rename", HERE, f"{VACANT}/{order.vacant}", order.sandbox_id)
         return [
-            ("mkdir", HERE, order.sandbox_id, 0o711),
+            place,
             ("listen", f"{order.sandbox_id}/{GUEST_SOCKET}", GUEST_BACKLOG, LISTENER),
             *self._cgroups.prepare(order.sandbox_id, order.limits),
         ]
@@ -104,12 +108,17 @@ class Confinement:
         flags = sys.CLONE_NEWNS | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
         network = 0 if order.host_network else sys.CLONE_NEWNET
         root = self._base.steps(
-            order.sandbox_id, order.cwd, order.limits, order.lower, host_system=order.host_system
+            order.sandbox_id,
+            order.cwd,
+            order.limits,
+            order.lower,
+            host_system=order.host_system,
+            has_work=bool(order.vacant),
         )
         return [
             # First: a failure is left in there as a line of text.
             ("open", HERE, f"{STATE}/{order.sandbox_id}", os.O_PATH, HOME, False),
-            *self._cgroups.enter(order.sandbox_id, order.limits),
+            *self._cgroups.enter(order.sandbox_id, order.limits, order.vacant),
             ("open", HERE, f"{TREE}/proc/self", os.O_PATH, PROC, False),
             ("open", PROC, "oom_score_adj", os.O_RDWR, OOM_SCORE, False),
             ("unshare", flags | network),

@@ -44,7 +44,8 @@ from sandboxd.backends.recipes import Recipes
 from sandboxd.backends.records import Records
 from sandboxd.backends.rootfs import BRANCH_PREFIX
 from sandboxd.backends.starter import Starter
-from sandboxd.backends.sweeper import remove_tree
+from sandboxd.backends.sweeper import LEAVE, LEFT, remove_tree
+from sandboxd.backends.vacancies import Vacancies
 
 VERSION = 3
 CONTROL_SOCKET = "launcher.sock"
@@ -98,16 +99,18 @@ class Daemon:
 
 
 class Sandbox:
-    """One sandbox as the launcher knows it: its pid once it has one, its image, who waits for its end, and a
-    descriptor of its writable layer where that is in memory.
+    """One sandbox as the launcher knows it: its pid once it has one, its image, who waits for its end, a
+    descriptor of its writable layer where that is in memory, and the vacant place that it took over, or that
+    it leaves where `leaves` says so.
     """
 
-    __slots__ = ("dead", "image", "pid", "upper", "waiting")
+    __slots__ = ("dead", "image", "leaves", "pid", "upper", "vacant", "waiting")
 
     def __init__(self) -> None:
         self.pid = 0
         self.image = ""
-        self.dead = False
+        self.dead = self.leaves = False
+        self.vacant = ""
         self.upper = -1
         self.waiting: list[Reply] = []
 
@@ -140,6 +143,7 @@ class Launcher:
         self._sandboxes: dict[str, Sandbox] = {}
         self._pruning: dict[str, list[Reply]] = {}
         self._names: dict[int, str] = {}
+        self._vacancies = Vacancies()
         self._closing: list[Reply] | None = None
         self._alone: Timer | None = None
         self._starter = Starter(self.loop, starter, self._on_ended, self._on_given, self._on_starter_gone)
@@ -249,9 +253,12 @@ class Launcher:
         if name in self._sandboxes or self._closing is not None:
             reply({"error": "the name is taken" if name in self._sandboxes else "the launcher is closing"})
             return
-        order = self._recipes.order(message)
+        vacant = self._vacancies.next()
+        order = self._recipes.order(message, vacant)
+        self._vacancies.take()
         # Known from now on, so that a destroy takes away what is made, even if that fails half-way.
         sandbox = self._sandboxes[name] = Sandbox()
+        sandbox.vacant = vacant
         try:
             if message["image"]:
                 self._records.hold(message["image"])
@@ -351,7 +358,14 @@ class Launcher:
     # -- remains
 
     def _sweep(self, name: str) -> None:
-        self._sweeper.send(name.encode())
+        sandbox = self._sandboxes.get(name)
+        words = [name]
+        if sandbox is not None:
+            sandbox.leaves = sandbox.pid != 0 and self._closing is None and self._vacancies.wanted()
+            if sandbox.leaves and not sandbox.vacant:
+                sandbox.vacant = self._vacancies.new_name()
+            words += [sandbox.vacant, LEAVE] if sandbox.leaves else [sandbox.vacant]
+        self._sweeper.send(" ".join(words).encode())
 
     def _on_swept(self, line: bytes) -> None:
         name, _, error = os.fsdecode(line).partition(" ")
@@ -359,6 +373,9 @@ class Launcher:
         if name in self._sandboxes:
             sandbox = self._sandboxes.pop(name)
             waiting = sandbox.waiting
+            if sandbox.leaves:
+                self._vacancies.settled(sandbox.vacant, left=error == LEFT)
+            error = "" if error == LEFT else error
             if sandbox.upper >= 0:
                 os.close(sandbox.upper)
             if sandbox.image:
@@ -391,6 +408,6 @@ def _cause(name: str, status: int) -> str:
 def remove_remains(state: str) -> None:
     """Takes away what sandboxes of a dead launcher left in the state directory."""
     fd = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name in ("sandboxes", "base", CONTROL_SOCKET):
+    for name in ("sandboxes", "vacant", "base", CONTROL_SOCKET):
         remove_tree(fd, name)
     os.close(fd)

@@ -12,14 +12,16 @@ from sandboxd.backends.starter import start_order
 
 # Kinds of sandbox that are remembered; with one more all are forgotten.
 KINDS = 64
-# Stands for the name while an order is worked out, as often as the name has bytes.
-STAND_IN = "\1"
+# Stand for the name and the place while an order is worked out, as often as these have bytes.
+NAME, PLACE = "\1", "\2"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     Kind = tuple[object, ...]
+    # Put together with the place between these, and the name between the parts of each.
+    Parts = list[list[bytes]]
 
 
 class Recipes:
@@ -27,27 +29,37 @@ class Recipes:
 
     def __init__(self, confinement: Confinement) -> None:
         self._confinement = confinement
-        self._known: dict[Kind, list[bytes]] = {}
+        self._known: dict[Kind, Parts] = {}
 
-    def order(self, message: dict[str, Any]) -> bytes:
-        """What the starter is told to make of a request. Raises OSError for what cannot be told."""
-        name = os.fsencode(message["id"])
-        kind = _kind(message, len(name))
+    def order(self, message: dict[str, Any], vacant: str = "") -> bytes:
+        """What the starter is told to make of a request, in a vacant place where one is named. Raises OSError
+        for what cannot be told."""
+        name, place = os.fsencode(message["id"]), vacant.encode()
+        kind = (len(place), *_kind(message, len(name)))
         parts = self._known.get(kind)
         if parts is not None and b"\0" not in name:
-            return name.join(parts)
-        order = self._written(message)
-        parts = self._written({**message, "id": STAND_IN * len(name)}).split(STAND_IN.encode() * len(name))
-        # Not where something else looks like the stand-in.
-        if name.join(parts) == order:
+            return _joined(parts, name, place)
+        order = self._written(message, vacant)
+        parts = self._parts(message, len(name), len(place))
+        # Not where something else looks like a stand-in.
+        if _joined(parts, name, place) == order:
             if len(self._known) >= KINDS:
                 self._known.clear()
             self._known[kind] = parts
         return order
 
-    def _written(self, message: dict[str, Any]) -> bytes:
-        order = Order(message)
+    def _parts(self, message: dict[str, Any], name: int, place: int) -> Parts:
+        order = self._written({**message, "id": NAME * name}, PLACE * place)
+        apart = order.split(PLACE.encode() * place) if place else [order]
+        return [part.split(NAME.encode() * name) for part in apart]
+
+    def _written(self, message: dict[str, Any], vacant: str) -> bytes:
+        order = Order(message, vacant)
         return start_order(self._confinement.prepare(order), self._confinement.become(order))
+
+
+def _joined(parts: Parts, name: bytes, place: bytes) -> bytes:
+    return place.join([name.join(part) for part in parts])
 
 
 def _kind(message: dict[str, Any], size: int) -> Kind:

@@ -87,6 +87,8 @@ DEVICE_LINKS = {
 BRANCH_PREFIX = "branch."
 STATE = f"{TREE}/state/sandboxes"
 """Where the sandboxes' directories are in the launcher's tree."""
+VACANT = "../vacant"
+"""Beside them: those that nobody has, see `vacancies`."""
 # The blocks of steps: the host's system, and the end of every root.
 BINDS, ROOT = 0, 1
 WORKSPACE = "/workspace"
@@ -221,11 +223,19 @@ class Base:
         )
 
     def steps(
-        self, sandbox_id: str, cwd: str, limits: dict[str, float], lower: list[str], *, host_system: bool
+        self,
+        sandbox_id: str,
+        cwd: str,
+        limits: dict[str, float],
+        lower: list[str],
+        *,
+        host_system: bool,
+        has_work: bool = False,
     ) -> list[Step]:
         """What makes the sandbox's root and moves the process into it.
 
-        `lower` are the directories below its writable layer, the highest first. Needs a copy of the
+        `lower` are the directories below its writable layer, the highest first; with `has_work` its place has
+        the overlay's own directory, which another one left. Needs a copy of the
         launcher's mount namespace and new pid, network and ipc namespaces. Raises OSError.
         """
         home = f"{STATE}/{sandbox_id}"
@@ -245,7 +255,7 @@ class Base:
         return [
             *steps,
             ("mkdir", HERE, f"{home}/upper", 0o755),
-            ("mkdir", HERE, f"{home}/work", 0o755),
+            *([] if has_work and disk is None else [("mkdir", HERE, f"{home}/work", 0o755)]),
             *([] if disk is None else self._given(f"{home}/upper", sandbox_id)),
             ("mount", "overlay", "/m", "overlay", SAFE, options),
             ("mount", f"{TREE}/dev", "/m/dev", "", sys.MS_MOVE, ""),

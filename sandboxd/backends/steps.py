@@ -49,6 +49,7 @@ OPS = (
     ("into", "d"),  # a control group of version 2 that the new process begins in, if the kernel can
     ("join", "d"),  # enters that group unless it began there
     ("give", "ds"),  # hands the descriptor to the launcher, under that name
+    ("rename", "dss"),  # directory, path, new path
 )
 HERE, LIFELINE, LISTENER, HOME, OOM_SCORE, KILLS, PEAK, LIMIT, PROC, GROUP, UPPER = range(11)
 # From here on: the descriptors that the starter was given.

@@ -7,32 +7,65 @@ import socket
 import stat
 
 from sandboxd.backends import syscalls as sys
-from sandboxd.backends.cgroup import Cgroups
-from sandboxd.backends.rootfs import BRANCH_PREFIX
+from sandboxd.backends.cgroup import Cgroups, vacant_group
+from sandboxd.backends.confine import ERROR_FILE
+from sandboxd.backends.rootfs import BRANCH_PREFIX, VACANT
 
 # Deeper directories are moved up first: a sandbox may nest them past any limit on open files.
 DEPTH = 32
 ANSWER_BYTES = 4096
+# What is asked of the sweeper beside a removal, and its answer where it could be done.
+LEAVE, LEFT = "leave", "left"
 # What a sandbox leaves that wrote no file, in an order that removes it; the overlay's own are among it. Each
 # name lies in a directory that is the launcher's, so that no link on the way can be the sandbox's.
 OVERLAYS = os.path.join("work", "work")
 FILES = ("guest.sock", f"{OVERLAYS}/incompat/volatile/dirty")
 DIRECTORIES = (
     *("upper/workspace", "upper", f"{OVERLAYS}/incompat/volatile", f"{OVERLAYS}/incompat"),
-    *(OVERLAYS, "work", ""),
+    OVERLAYS,
 )
+PLACE = ("work", "")
 
 
 def remove_sandbox(parent: int, name: str) -> None:
     """Removes the directory `name` of a sandbox below `parent`; idempotent. Most left nothing but what every
     one has, and to look for that takes longer than to remove it."""
     try:
-        for file in FILES:
-            os.unlink(f"{name}/{file}", dir_fd=parent)
-        for directory in DIRECTORIES:
+        _remove_usual(parent, name)
+        for directory in PLACE:
             os.rmdir(f"{name}/{directory}", dir_fd=parent)
     except OSError:
         remove_tree(parent, name)
+
+
+def _remove_usual(parent: int, name: str) -> None:
+    """Removes what every sandbox leaves, but its place. Raises OSError where there is anything else."""
+    for file in FILES:
+        os.unlink(f"{name}/{file}", dir_fd=parent)
+    for directory in DIRECTORIES:
+        os.rmdir(f"{name}/{directory}", dir_fd=parent)
+
+
+def leave_place(parent: int, name: str, vacant: str, cgroups: Cgroups) -> bool:
+    """Leaves the sandbox's directory and its groups by another name for the next one. False where not all of
+    this can be done; then what is there, by either name, is to be removed."""
+    try:
+        if not cgroups.are_vacant(name):
+            return False
+        # One whose layer was in memory, or that got nowhere, has none.
+        os.stat(f"{name}/work", dir_fd=parent)
+        try:
+            _remove_usual(parent, name)
+        except OSError:
+            for each in ("upper", OVERLAYS, FILES[0]):
+                remove_tree(parent, f"{name}/{each}")
+        # Of one that died of its last steps.
+        remove_tree(parent, f"{name}/{ERROR_FILE}")
+        os.rename(name, f"{VACANT}/{vacant}", src_dir_fd=parent, dst_dir_fd=parent)
+        cgroups.leave(name, vacant)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def remove_tree(parent: int, name: str) -> None:
@@ -98,22 +131,35 @@ def _open_directory(parent: int, name: str) -> int:
 
 
 def sweep_for(channel: socket.socket, sandboxes: int, cgroups: Cgroups) -> None:
-    """Removes the sandboxes whose names come in, one a line, and answers `name` or `name error`.
+    """Removes the sandboxes whose names come in, one a line, and answers `name` or `name error`. Where a
+    vacant place is named behind it, what there is of that goes, too; with `leave` behind that, the sandbox's
+    place becomes that place, if it can, and the answer is `name left`.
 
     `sandboxes` is a descriptor of the directory that holds them. Returns when the launcher is gone.
     """
     sys.prctl(sys.PR_SET_PDEATHSIG, 9)
     with channel.makefile("rb") as lines:
         for line in lines:
-            name = line.decode().strip()
-            answer = line.strip()
+            name, vacant, leave = (*line.decode().split(), "", "")[:3]
+            answer = name.encode()
             try:
-                cgroups.remove(name)
-                # A branch is all of a sandbox's making.
-                remove = remove_tree if name.startswith(BRANCH_PREFIX) else remove_sandbox
-                remove(sandboxes, name)
+                if leave and leave_place(sandboxes, name, vacant, cgroups):
+                    answer += b" " + LEFT.encode()
+                else:
+                    _remove(sandboxes, name, vacant, cgroups)
             except OSError as error:
                 # A file's name is the sandbox's to choose: any bytes, and line ends among them.
                 why = os.fsencode(f"{error.strerror}: {error.filename}").replace(b"\n", b"?")
                 answer += b" " + why[:ANSWER_BYTES]
             channel.sendall(answer + b"\n")
+
+
+def _remove(sandboxes: int, name: str, vacant: str, cgroups: Cgroups) -> None:
+    cgroups.remove(name)
+    # A branch is all of a sandbox's making.
+    remove = remove_tree if name.startswith(BRANCH_PREFIX) else remove_sandbox
+    remove(sandboxes, name)
+    if vacant:
+        # Of a place that was taken over in parts, or left in parts.
+        cgroups.remove(vacant_group(vacant))
+        remove_tree(sandboxes, f"{VACANT}/{vacant}")

@@ -8,7 +8,7 @@
 typedef int op(struct start *start, const struct argument *a);
 
 /* places.c */
-op op_mkdir, op_makedirs, op_listen, op_open, op_write, op_close, op_workspace, op_chdir, op_give;
+op op_mkdir, op_rename, op_makedirs, op_listen, op_open, op_write, op_close, op_workspace, op_chdir, op_give;
 /* confine.c */
 op op_unshare, op_mount, op_umount, op_chroot, op_hostname, op_loopback, op_rlimit, op_user, op_bounding;
 op op_capabilities, op_prctl, op_keep, op_title, op_setsid, op_alive, op_seccomp, op_key;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -16,6 +17,12 @@ enum { LINKS = 40, MODE = 0755 };
 /* directory, path, mode */
 int op_mkdir(struct start *start, const struct argument *a) {
     return mkdirat(start->slots[a[0].number], a[1].text, (mode_t)a[2].number);
+}
+
+/* directory, path, new path */
+int op_rename(struct start *start, const struct argument *a) {
+    int directory = start->slots[a[0].number];
+    return renameat(directory, a[1].text, directory, a[2].text);
 }
 
 static int is_directory(const char *path) {

@@ -44,6 +44,7 @@ static const struct {
     {"into", "d", op_into},
     {"join", "d", op_join},
     {"give", "ds", op_give},
+    {"rename", "dss", op_rename},
 };
 enum { OP_BLOCK, OP_COUNT = sizeof OPS / sizeof *OPS };
 
