@@ -237,15 +237,20 @@ class Cgroups:
                 steps.append(("into", GROUP))
         return steps
 
-    def enter(self, sandbox_id: str, limits: dict[str, float], vacant: str = "") -> list[Step]:
+    def enter(
+        self, sandbox_id: str, limits: dict[str, float], vacant: str = "", *, alike: bool = False
+    ) -> list[Step]:
         """What takes the new process into the sandbox's groups, limited as they are to be, and opens the
-        files that tell of its memory. `vacant` are groups that another one left (`leave`)."""
+        files that tell of its memory. `vacant` are groups that another one left (`leave`), with `alike` one
+        with the same limits."""
         steps: list[Step] = []
         for parent, (version, _, brings) in enumerate(self._open, INHERITED):
             if version == 1:
                 lines = settings(version, brings, limits)
                 if vacant:
-                    steps += _take_group(parent, vacant_group(vacant), sandbox_id, reset(brings, lines))
+                    steps += _take_group(
+                        parent, vacant_group(vacant), sandbox_id, reset(brings, lines, alike=alike)
+                    )
                 else:
                     steps += _make_group(parent, sandbox_id, lines)
                 # As one thread, which it is. As a process (cgroup.procs) it would have the kernel hold up all
@@ -315,22 +320,23 @@ def vacant_group(vacant: str) -> str:
     return f"_vacant.{vacant}"
 
 
-def reset(brings: tuple[str, ...], lines: list[Line]) -> list[Line]:
-    """What makes a group of version 1 that another sandbox left the same as a new one with these settings."""
-    written = {file for file, _, _ in lines}
+def reset(brings: tuple[str, ...], lines: list[Line], *, alike: bool) -> list[Line]:
+    """What makes a group of version 1 that another sandbox left the same as a new one with these settings;
+    with `alike` it had the same."""
+    peak: list[Line] = [("memory.max_usage_in_bytes", "0", False)] if "memory" in brings else []
+    # To write a quota also gives all of it back, that of this period, too.
+    if alike:
+        return [*(line for line in lines if line[0].startswith("cpu.")), *peak]
     unlimited: list[Line] = []
     if "memory" in brings:
-        # This limit first: the other may not be above it.
+        # This one first: the other may not be above it.
         unlimited.append(("memory.memsw.limit_in_bytes", "-1", True))
         unlimited.append(("memory.limit_in_bytes", "-1", False))
     if "pids" in brings:
         unlimited.append(("pids.max", "max", False))
     if "cpu" in brings:
-        # To write a quota also gives all of it back, also of this period.
         unlimited.append(("cpu.cfs_quota_us", "-1", True))
-    kept = [line for line in unlimited if line[0] not in written or line[0] == "memory.memsw.limit_in_bytes"]
-    peak: list[Line] = [("memory.max_usage_in_bytes", "0", False)] if "memory" in brings else []
-    return [*kept, *lines, *peak]
+    return [*unlimited, *lines, *peak]
 
 
 def settings(version: int, brings: tuple[str, ...], limits: dict[str, float]) -> list[Line]:

@@ -14,7 +14,7 @@ import signal
 from sandboxd.backends import seccomp
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups
-from sandboxd.backends.rootfs import BRANCH_PREFIX, STATE, UID, VACANT, Base
+from sandboxd.backends.rootfs import BRANCH_PREFIX, STATE, UID, VACANT_PREFIX, Base
 from sandboxd.backends.starter import TREE
 from sandboxd.backends.steps import HERE, HOME, KILLS, LIFELINE, LIMIT, LISTENER, OOM_SCORE, PEAK, PROC
 
@@ -39,14 +39,25 @@ class Order:
     """One sandbox to make, as it comes over the control socket.
 
     `lower` are the directories below its writable layer, the highest first; `host_system` says that they lie
-    upon the host's own; `vacant` is the place that it takes over, if there is one (see `vacancies`).
+    upon the host's own. `vacant` is the place that it takes over, if there is one (see `vacancies`), with
+    `alike` from a sandbox with the same limits.
     """
 
-    __slots__ = ("cwd", "host_network", "host_system", "limits", "lower", "sandbox_id", "users", "vacant")
+    __slots__ = (
+        "alike",
+        "cwd",
+        "host_network",
+        "host_system",
+        "limits",
+        "lower",
+        "sandbox_id",
+        "users",
+        "vacant",
+    )
 
-    def __init__(self, message: dict[str, Any], vacant: str = "") -> None:
+    def __init__(self, message: dict[str, Any], vacant: str = "", *, alike: bool = False) -> None:
         self.sandbox_id: str = message["id"]
-        self.vacant = vacant
+        self.vacant, self.alike = vacant, alike
         self.cwd: str = message["cwd"]
         self.limits: dict[str, float] = message["limits"]
         self.host_network: bool = message["host_network"]
@@ -94,7 +105,7 @@ class Confinement:
         """What the starter itself does: once it is done the sandbox's socket takes connections."""
         place: Step = ("mkdir", HERE, order.sandbox_id, 0o711)
         if order.vacant:
-            place = ("rename", HERE, f"{VACANT}/{order.vacant}", order.sandbox_id)
+            place = ("rename", HERE, f"{VACANT_PREFIX}{order.vacant}", order.sandbox_id)
         return [
             place,
             ("listen", f"{order.sandbox_id}/{GUEST_SOCKET}", GUEST_BACKLOG, LISTENER),
@@ -118,7 +129,7 @@ class Confinement:
         return [
             # First: a failure is left in there as a line of text.
             ("open", HERE, f"{STATE}/{order.sandbox_id}", os.O_PATH, HOME, False),
-            *self._cgroups.enter(order.sandbox_id, order.limits, order.vacant),
+            *self._cgroups.enter(order.sandbox_id, order.limits, order.vacant, alike=order.alike),
             ("open", HERE, f"{TREE}/proc/self", os.O_PATH, PROC, False),
             ("open", PROC, "oom_score_adj", os.O_RDWR, OOM_SCORE, False),
             ("unshare", flags | network),

@@ -198,7 +198,7 @@ def _prepare(spec: Spec) -> list[cgroup.Hierarchy]:
     cgroup.sweep(hierarchies)
     claims.sweep_orphans(hierarchies)
     remove_remains(spec["state"])
-    for name in ("sandboxes", "vacant", "base"):
+    for name in ("sandboxes", "base"):
         path = os.path.join(spec["state"], name)
         os.mkdir(path, 0o711)
         _spread(path)

@@ -100,16 +100,17 @@ class Daemon:
 
 class Sandbox:
     """One sandbox as the launcher knows it: its pid once it has one, its image, who waits for its end, a
-    descriptor of its writable layer where that is in memory, and the vacant place that it took over, or that
-    it leaves where `leaves` says so.
+    descriptor of its writable layer where that is in memory, its limits, and the vacant place that it took
+    over, or that it leaves where `leaves` says so.
     """
 
-    __slots__ = ("dead", "image", "leaves", "pid", "upper", "vacant", "waiting")
+    __slots__ = ("dead", "image", "leaves", "limits", "pid", "upper", "vacant", "waiting")
 
     def __init__(self) -> None:
         self.pid = 0
         self.image = ""
         self.dead = self.leaves = False
+        self.limits: dict[str, float] = {}
         self.vacant = ""
         self.upper = -1
         self.waiting: list[Reply] = []
@@ -253,12 +254,13 @@ class Launcher:
         if name in self._sandboxes or self._closing is not None:
             reply({"error": "the name is taken" if name in self._sandboxes else "the launcher is closing"})
             return
-        vacant = self._vacancies.next()
-        order = self._recipes.order(message, vacant)
-        self._vacancies.take()
+        limits = message["limits"]
+        vacant = self._vacancies.next(limits)
+        order = self._recipes.order(message, vacant, alike=self._vacancies.alike(vacant, limits))
+        self._vacancies.take(vacant)
         # Known from now on, so that a destroy takes away what is made, even if that fails half-way.
         sandbox = self._sandboxes[name] = Sandbox()
-        sandbox.vacant = vacant
+        sandbox.vacant, sandbox.limits = vacant, limits
         try:
             if message["image"]:
                 self._records.hold(message["image"])
@@ -374,7 +376,7 @@ class Launcher:
             sandbox = self._sandboxes.pop(name)
             waiting = sandbox.waiting
             if sandbox.leaves:
-                self._vacancies.settled(sandbox.vacant, left=error == LEFT)
+                self._vacancies.settled(sandbox.vacant, sandbox.limits if error == LEFT else None)
             error = "" if error == LEFT else error
             if sandbox.upper >= 0:
                 os.close(sandbox.upper)
@@ -408,6 +410,6 @@ def _cause(name: str, status: int) -> str:
 def remove_remains(state: str) -> None:
     """Takes away what sandboxes of a dead launcher left in the state directory."""
     fd = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name in ("sandboxes", "vacant", "base", CONTROL_SOCKET):
+    for name in ("sandboxes", "base", CONTROL_SOCKET):
         remove_tree(fd, name)
     os.close(fd)

@@ -31,16 +31,16 @@ class Recipes:
         self._confinement = confinement
         self._known: dict[Kind, Parts] = {}
 
-    def order(self, message: dict[str, Any], vacant: str = "") -> bytes:
-        """What the starter is told to make of a request, in a vacant place where one is named. Raises OSError
-        for what cannot be told."""
+    def order(self, message: dict[str, Any], vacant: str = "", *, alike: bool = False) -> bytes:
+        """What the starter is told to make of a request, in a vacant place where one is named, which with
+        `alike` had the same limits. Raises OSError for what cannot be told."""
         name, place = os.fsencode(message["id"]), vacant.encode()
-        kind = (len(place), *_kind(message, len(name)))
+        kind = (len(place), alike, *_kind(message, len(name)))
         parts = self._known.get(kind)
         if parts is not None and b"\0" not in name:
             return _joined(parts, name, place)
-        order = self._written(message, vacant)
-        parts = self._parts(message, len(name), len(place))
+        order = self._written(message, vacant, alike)
+        parts = self._parts(message, (len(name), len(place)), alike)
         # Not where something else looks like a stand-in.
         if _joined(parts, name, place) == order:
             if len(self._known) >= KINDS:
@@ -48,13 +48,14 @@ class Recipes:
             self._known[kind] = parts
         return order
 
-    def _parts(self, message: dict[str, Any], name: int, place: int) -> Parts:
-        order = self._written({**message, "id": NAME * name}, PLACE * place)
+    def _parts(self, message: dict[str, Any], sizes: tuple[int, int], alike: bool) -> Parts:
+        name, place = sizes
+        order = self._written({**message, "id": NAME * name}, PLACE * place, alike)
         apart = order.split(PLACE.encode() * place) if place else [order]
         return [part.split(NAME.encode() * name) for part in apart]
 
-    def _written(self, message: dict[str, Any], vacant: str) -> bytes:
-        order = Order(message, vacant)
+    def _written(self, message: dict[str, Any], vacant: str, alike: bool) -> bytes:
+        order = Order(message, vacant, alike=alike)
         return start_order(self._confinement.prepare(order), self._confinement.become(order))
 
 

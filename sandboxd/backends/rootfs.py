@@ -87,8 +87,8 @@ DEVICE_LINKS = {
 BRANCH_PREFIX = "branch."
 STATE = f"{TREE}/state/sandboxes"
 """Where the sandboxes' directories are in the launcher's tree."""
-VACANT = "../vacant"
-"""Beside them: those that nobody has, see `vacancies`."""
+VACANT_PREFIX = "vacant."
+"""Of those among them that nobody has, see `vacancies`."""
 # The blocks of steps: the host's system, and the end of every root.
 BINDS, ROOT = 0, 1
 WORKSPACE = "/workspace"

@@ -9,7 +9,7 @@ import stat
 from sandboxd.backends import syscalls as sys
 from sandboxd.backends.cgroup import Cgroups, vacant_group
 from sandboxd.backends.confine import ERROR_FILE
-from sandboxd.backends.rootfs import BRANCH_PREFIX, VACANT
+from sandboxd.backends.rootfs import BRANCH_PREFIX, VACANT_PREFIX
 
 # Deeper directories are moved up first: a sandbox may nest them past any limit on open files.
 DEPTH = 32
@@ -61,7 +61,7 @@ def leave_place(parent: int, name: str, vacant: str, cgroups: Cgroups) -> bool:
                 remove_tree(parent, f"{name}/{each}")
         # Of one that died of its last steps.
         remove_tree(parent, f"{name}/{ERROR_FILE}")
-        os.rename(name, f"{VACANT}/{vacant}", src_dir_fd=parent, dst_dir_fd=parent)
+        os.rename(name, f"{VACANT_PREFIX}{vacant}", src_dir_fd=parent, dst_dir_fd=parent)
         cgroups.leave(name, vacant)
     except (OSError, ValueError):
         return False
@@ -162,4 +162,4 @@ def _remove(sandboxes: int, name: str, vacant: str, cgroups: Cgroups) -> None:
     if vacant:
         # Of a place that was taken over in parts, or left in parts.
         cgroups.remove(vacant_group(vacant))
-        remove_tree(sandboxes, f"{VACANT}/{vacant}")
+        remove_tree(sandboxes, f"{VACANT_PREFIX}{vacant}")

@@ -13,21 +13,27 @@ MOST = 64
 
 
 class Vacancies:
-    """The names of those of one launcher, which makes them up."""
+    """The names of those of one launcher, and the limits of who left them."""
 
     def __init__(self) -> None:
-        self._free: list[str] = []
+        self._free: dict[str, dict[str, float]] = {}
         self._expected = 0
         self._number = 0
 
-    def next(self) -> str:
-        """What `take` takes; nothing where there is none."""
-        return self._free[-1] if self._free else ""
+    def next(self, limits: dict[str, float]) -> str:
+        """One to take, of a sandbox with these limits if there is one; nothing where there is none at all."""
+        for name in reversed(self._free):
+            if self._free[name] == limits:
+                return name
+        return next(iter(self._free), "")
 
-    def take(self) -> None:
-        """Nobody else takes the next one."""
-        if self._free:
-            self._free.pop()
+    def alike(self, name: str, limits: dict[str, float]) -> bool:
+        """Whether the one that left it had these limits."""
+        return self._free.get(name) == limits
+
+    def take(self, name: str) -> None:
+        """Nobody else takes it, if there is one of this name."""
+        self._free.pop(name, None)
 
     def wanted(self) -> bool:
         """Whether another one is kept; then call `settled` for it later."""
@@ -41,8 +47,8 @@ class Vacancies:
         self._number += 1
         return f"{self._number:08x}"
 
-    def settled(self, name: str, *, left: bool) -> None:
-        """One that was wanted was left, or was not."""
+    def settled(self, name: str, limits: dict[str, float] | None) -> None:
+        """One that was wanted was left by a sandbox with these limits, or, with None, was not."""
         self._expected -= 1
-        if left:
-            self._free.append(name)
+        if limits is not None:
+            self._free[name] = limits

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
+from sandboxd.backends.rootfs import VACANT_PREFIX
 
 # An ordinary user has no number to give for a sandbox's root.
 NOT_MAPPED = "Operation not permitted" if os.geteuid() == 0 else "Invalid argument"
@@ -48,6 +49,12 @@ def leftovers(state: Path) -> list[str]:
     groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/{name}")]
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(state) in line]
     return groups + mounts + [str(pid) for pid in processes_in(state)]
+
+
+def inhabited(state: Path) -> list[str]:
+    """The directories of sandboxes and of branches below a backend's state directory, not vacant places."""
+    names = [path.name for path in (state / "sandboxes").iterdir()]
+    return [name for name in names if not name.startswith(VACANT_PREFIX)]
 
 
 def processes_in(state: Path) -> Iterator[int]:

@@ -29,6 +29,7 @@ from sandboxd.pool import Pool, PoolOptions
 from sandboxd.types import Stdout, Template
 
 from .conftest import settle
+from .namespace_kit import inhabited
 from .test_process_death import gone, settings
 
 pytestmark = pytest.mark.anyio
@@ -241,7 +242,7 @@ async def test_what_is_nobodys_is_destroyed_and_what_is_held_stays_as_it_was(tmp
             for box in (held, fork):
                 assert (await box.exec(["sh", "-c", "echo $A $PWD"])).stdout == b"old /tmp\n"
         async with asyncio.timeout(20):
-            while len(list((daemon.state / "namespace" / "sandboxes").iterdir())) > 4:
+            while len(inhabited(daemon.state / "namespace")) > 4:
                 await asyncio.sleep(0.02)
 
 

@@ -31,16 +31,21 @@ PLACE = "00000001"
 
 def test_so_many_places_are_kept() -> None:
     vacancies = Vacancies()
-    assert vacancies.next() == ""
+    assert vacancies.next({}) == ""
+    assert not vacancies.alike("", {})
+    vacancies.take("")
     offered = [vacancies.new_name() for _ in range(MOST) if vacancies.wanted()]
     assert len(set(offered)) == MOST
     assert not vacancies.wanted(), "those that are about to be left count"
-    for name in offered:
-        vacancies.settled(name, left=name != offered[0])
+    for number, name in enumerate(offered):
+        vacancies.settled(name, None if number == 0 else {"pids": float(number % 2)})
     assert vacancies.wanted(), "one was not left"
-    assert vacancies.next() == offered[-1]
-    vacancies.take()
-    assert vacancies.next() == offered[-2]
+    assert vacancies.next({"pids": 1.0}) == offered[-1], "the last one that fits"
+    assert vacancies.alike(offered[-1], {"pids": 1.0})
+    vacancies.take(offered[-1])
+    assert vacancies.next({"pids": 1.0}) == offered[-3]
+    assert vacancies.next({"pids": 7.0}) == offered[1], "the oldest, where none fits"
+    assert not vacancies.alike(offered[1], {"pids": 7.0})
 
 
 def test_an_order_for_a_place_is_what_it_would_be_anew() -> None:
@@ -53,10 +58,12 @@ def test_an_order_for_a_place_is_what_it_would_be_anew() -> None:
         ("two", ""),
     ] * 2:
         made = confinement()
-        order = Order(asked(id=name), place)
-        assert recipes.order(asked(id=name), place) == start_order(made.prepare(order), made.become(order))
+        for alike in (False, True):
+            order = Order(asked(id=name), place, alike=alike)
+            anew = start_order(made.prepare(order), made.become(order))
+            assert recipes.order(asked(id=name), place, alike=alike) == anew
     order = Order(asked(), PLACE)
-    assert confinement().prepare(order)[0] == ("rename", HERE, f"../vacant/{PLACE}", "one")
+    assert confinement().prepare(order)[0] == ("rename", HERE, f"vacant.{PLACE}", "one")
     assert [step[2] for step in confinement().become(order) if step[0] == "mkdir"] == [
         "/t/state/sandboxes/one/upper"
     ]
@@ -71,7 +78,13 @@ def test_groups_of_version_1_are_renamed_and_set_as_new_ones(tmp_path: Path) -> 
     for parent, written in (
         (
             INHERITED,
-            ["memsw.limit_in_bytes -1", "limit_in_bytes 1", "memsw.limit_in_bytes 1", "max_usage_in_bytes 0"],
+            [
+                "memsw.limit_in_bytes -1",
+                "limit_in_bytes -1",
+                "limit_in_bytes 1",
+                "memsw.limit_in_bytes 1",
+                "max_usage_in_bytes 0",
+            ],
         ),
         (INHERITED + 1, ["pids.max max"]),
         (INHERITED + 2, ["cpu.cfs_quota_us -1"]),
@@ -81,6 +94,15 @@ def test_groups_of_version_1_are_renamed_and_set_as_new_ones(tmp_path: Path) -> 
         found = [f"{file!s} {text!s}".removeprefix("memory.") for _, _, file, text, _ in lines]
         assert found == written
         assert steps[at + 2 + len(written)][2] == "tasks"
+    kept = groups.enter("two", {"memory_bytes": 1.0, "cpu_count": 1.0}, PLACE, alike=True)
+    assert [step[2:4] for step in kept if step[0] == "write"] == [
+        ("memory.max_usage_in_bytes", "0"),
+        ("tasks", "0"),
+        ("tasks", "0"),
+        ("cpu.cfs_period_us", "100000"),
+        ("cpu.cfs_quota_us", "100000"),
+        ("tasks", "0"),
+    ]
     groups.close()
 
 
@@ -135,7 +157,7 @@ def box(state: Path, name: str) -> Path:
 
 
 def test_nothing_of_a_sandbox_is_in_the_place_that_it_left(tmp_path: Path) -> None:
-    (tmp_path / "vacant/00000003/work").mkdir(parents=True)
+    (tmp_path / "sandboxes/vacant.00000003/work").mkdir(parents=True)
     for name in ("empty", "died", "full", "parts"):
         box(tmp_path, name)
     (tmp_path / "sandboxes/died/error").write_text("of its last step")
@@ -155,9 +177,9 @@ def test_nothing_of_a_sandbox_is_in_the_place_that_it_left(tmp_path: Path) -> No
         *(b"empty left\n", b"died left\n", b"full left\n"),
         *(b"parts\n", b"memory\n", b"none\n"),
     ]
-    assert list((tmp_path / "sandboxes").iterdir()) == []
-    found = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "vacant").rglob("*"))
-    assert found == [f"vacant/0000000{n}{rest}" for n in (1, 2, 4) for rest in ("", "/work")]
+    sandboxes = tmp_path / "sandboxes"
+    found = sorted(str(path.relative_to(sandboxes)) for path in sandboxes.rglob("*"))
+    assert found == [f"vacant.0000000{n}{rest}" for n in (1, 2, 4) for rest in ("", "/work")]
 
 
 def test_a_place_whose_groups_cannot_be_left_is_removed(tmp_path: Path) -> None:
@@ -167,7 +189,6 @@ def test_a_place_whose_groups_cannot_be_left_is_removed(tmp_path: Path) -> None:
     for file in ("memory.usage_in_bytes", "cgroup.procs"):
         os.truncate(tmp_path / "memory/own/mine/one" / file, 0)
     (tmp_path / "memory/own/mine/one/memory.usage_in_bytes").write_text("0")
-    (tmp_path / "vacant").mkdir()
     box(tmp_path, "one")
     (answer,) = swept(tmp_path / "sandboxes", groups, [b"one 00000001 leave"])
     # A plain directory with files in it cannot be removed as a group's is; that was renamed, and is tried.
@@ -177,7 +198,7 @@ def test_a_place_whose_groups_cannot_be_left_is_removed(tmp_path: Path) -> None:
 
 
 def places(state: Path) -> list[str]:
-    return [path.name for path in (state / "vacant").iterdir()]
+    return [path.name for path in (state / "sandboxes").glob("vacant.*")]
 
 
 async def left_by(backend: NamespaceBackend, state: Path, template: Template, script: str) -> list[str]:
@@ -222,9 +243,9 @@ async def test_the_next_sandbox_finds_its_own_limits_and_no_trace(
 async def test_a_place_that_was_taken_away_fails_one_start(backend: NamespaceBackend, tmp_path: Path) -> None:
     state = tmp_path / "state"
     (place,) = await left_by(backend, state, Template("t"), "true")
-    (state / "vacant" / place / "work").rmdir()
-    (state / "vacant" / place).rmdir()
-    with pytest.raises(StartFailed, match=rf"No such file or directory: rename ../vacant/{place}"):
+    (state / "sandboxes" / place / "work").rmdir()
+    (state / "sandboxes" / place).rmdir()
+    with pytest.raises(StartFailed, match=rf"No such file or directory: rename {place} second"):
         await backend.create("second", Template("t"))
     connection = await backend.create("third", Template("t"))
     assert (await shell(connection, "true")).exited.exit_code == 0
