@@ -1,14 +1,14 @@
 """Places that ended sandboxes left, for those that come: a directory with an overlay's own in it, and groups.
 
-To make these anew for each sandbox, and to take them away, was a tenth of what starting and ending one costs,
-most of it the kernel's for a control group of memory. Nothing in them is a sandbox's: it could see neither.
+To make these anew for each sandbox, and to take them away, costs most after the end: the kernel looks for a
+memory group through every file system that is mounted. Nothing in them is a sandbox's: it could see neither.
 A place is left only where none of the sandbox's processes is in the groups and its memory is given back; else
 all is removed.
 """
 
 from __future__ import annotations
 
-# So many are kept. Each is two directories and three groups, about as much memory as an idle sandbox.
+# So many are kept. Each is two directories and up to three groups.
 MOST = 64
 
 
