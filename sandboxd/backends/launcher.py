@@ -30,13 +30,13 @@ An answer with `error` says what failed. {"lost": id, "why": text} comes unasked
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import sys as python
 
 from sandboxd.backends.confine import ERROR_FILE, Confinement
+from sandboxd.backends.control import Daemon
 from sandboxd.backends.copies import Copies
 from sandboxd.backends.line_socket import Lines
 from sandboxd.backends.loop import IN, Loop, Timer
@@ -51,51 +51,12 @@ VERSION = 3
 CONTROL_SOCKET = "launcher.sock"
 # Before connections are taken again when none could be: no descriptor was free, for instance.
 ACCEPT_PAUSE_SECONDS = 0.05
-# What a request that makes no sense, or one that meets a full host, may raise. It fails alone.
-FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    Reply = Callable[[dict[str, Any]], None]
-
-
-class Daemon:
-    """One control connection."""
-
-    def __init__(self, launcher: Launcher, sock: socket.socket) -> None:
-        self._launcher = launcher
-        self._lines = Lines(launcher.loop, sock, self._heard, lambda: launcher.left(self))
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Queues a message; a daemon that is gone misses it."""
-        self._lines.send(json.dumps(message).encode())
-
-    def _heard(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-            answer = self._answer(message["n"])
-        except FAULTS:
-            python.excepthook(*python.exc_info())
-            self.dismiss()  # Nothing could be answered.
-            return
-        try:
-            if message["do"] == "hello" and not self._launcher.greeted_by(self):
-                self.dismiss()
-                return
-            self._launcher.asked(message, answer)
-        except FAULTS as error:
-            python.excepthook(*python.exc_info())
-            answer({"error": f"the launcher failed at this request: {error!r}"[:4096]})
-
-    def dismiss(self) -> None:
-        """Hears no more of it: what it asked for and was not read yet is not done."""
-        self._lines.close()
-
-    def _answer(self, number: int) -> Reply:
-        return lambda reply: self.send({**reply, "n": number})
+    from sandboxd.backends.control import Reply
 
 
 class Sandbox:
@@ -172,7 +133,7 @@ class Launcher:
     def _accept(self, _mask: int) -> None:
         try:
             sock, _ = self._control.accept()
-            daemon = Daemon(self, sock)
+            daemon = Daemon(self, self.loop, sock)
         except BlockingIOError:
             return
         except OSError:

@@ -18,6 +18,7 @@ from sandboxd.types import Command, Limits, Template
 from tests.sandboxd.backend_kit import execute
 
 from .copies_kit import stopped_copies
+from .namespace_kit import inhabited
 from .test_forks import output, until
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +135,7 @@ async def test_a_tree_of_any_depth_is_copied(tmp_path: Path) -> None:
         for name in ("source", "fork"):
             await backend.destroy(name)
         await backend.prune("b")
-        assert list((tmp_path / "state" / "sandboxes").iterdir()) == []
+        assert inhabited(tmp_path / "state") == []
     finally:
         await backend.close()
     store.forget("t")
@@ -195,7 +196,7 @@ async def test_a_copy_without_an_image_store_says_so(backend: NamespaceBackend, 
     await backend.create("source", template)
     with pytest.raises(StartFailed, match="image store"):
         await backend.snapshot("source", template, "t")
-    assert sorted(path.name for path in (tmp_path / "state" / "sandboxes").iterdir()) == ["source"]
+    assert inhabited(tmp_path / "state") == ["source"]
     await backend.destroy("source")
 
 
