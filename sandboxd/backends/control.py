@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         """Who answers, see `launcher.Launcher`."""
 
         def greeted_by(self, daemon: Daemon) -> bool: ...
+        def is_anothers(self, daemon: Daemon) -> bool: ...
         def asked(self, message: dict[str, Any], reply: Reply) -> None: ...
         def left(self, daemon: Daemon) -> None: ...
 
@@ -50,6 +51,9 @@ class Daemon:
         try:
             if message["do"] == "hello" and not self._asked.greeted_by(self):
                 self.dismiss()
+                return
+            if message["do"] == "close" and self._asked.is_anothers(self):
+                answer({"taken": True})
                 return
             self._asked.asked(message, answer)
         except FAULTS as error:

@@ -24,7 +24,8 @@ Control socket: one JSON object a line. Requests carry `n`, which the answer rep
     {"do": "prune", "branch"}                → {} once nothing is left of it
     {"do": "branches"}                       → {"branches"}, those that are there
     {"do": "destroy", "id"}                  → {} once nothing is left of it
-    {"do": "close"}                          → {} once nothing is left at all, then the launcher ends
+    {"do": "close"}                          → {} once nothing is left at all, then the launcher ends; at once
+                                                 {"taken"} where another daemon was heard since and is there
 An answer with `error` says what failed. {"lost": id, "why": text} comes unasked.
 """
 
@@ -160,6 +161,10 @@ class Launcher:
         for other in self._daemons - {daemon}:
             other.dismiss()
         return True
+
+    def is_anothers(self, daemon: Daemon) -> bool:
+        """Whether it is not for this one to end all: another was heard since, and has not let go."""
+        return self._greeted in self._daemons and self._greeted is not daemon
 
     def left(self, daemon: Daemon) -> None:
         """A daemon let go, or died."""

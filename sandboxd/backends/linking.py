@@ -63,9 +63,8 @@ class Linking:
         """Ends the launcher, and with it all that it made. Goes on where it was when cancelled before."""
         async with self._lock:
             await self._take_started()
-            was_open = bool(self._ends)
             await self._end()
-            if was_open and (self._state / "sandboxes").exists():
+            if self._ends and (self._state / "sandboxes").exists():
                 await self._end_again()
             self._ends = []
             launching.remove_state(self._state)
@@ -103,12 +102,20 @@ class Linking:
     async def _told_to_end(self, link: Link) -> bool:
         """Whether the connection lasted until it was told."""
         try:
-            await link.ask("close")
+            answer = await link.ask("close")
         except BackendUnavailable:
             return not link.broken
         finally:
             await link.close()
+        if "taken" in answer:
+            self._look_away()
         return True
+
+    def _look_away(self) -> None:
+        """The launcher is another daemon's, whenever it may end."""
+        for end in self._ends:
+            end.cancel()
+        self._ends = []
 
     async def _find_same(self) -> Link | None:
         """To the launcher that was greeted last, not to one that another daemon has started since it died."""
@@ -137,9 +144,7 @@ class Linking:
                     await self._take_started()
                     await self._end()
             link, self.link = self.link, None
-            for end in self._ends:
-                end.cancel()
-            self._ends = []
+            self._look_away()
             if link is None:
                 launching.remove_state(self._state)
             else:

@@ -245,7 +245,7 @@ async def test_a_launcher_whose_opener_was_cancelled_is_not_left_alone(
 
 @pytest.mark.parametrize("after", range(4))
 async def test_an_end_that_is_cancelled_goes_on_when_it_is_called_again(after: int, tmp_path: Path) -> None:
-    """Also where another daemon was heard since."""
+    """Also where another daemon has taken the launcher over."""
     state = tmp_path / "state"
     first, second = NamespaceBackend(state), NamespaceBackend(state)
     async with asyncio.timeout(15):
@@ -256,7 +256,8 @@ async def test_an_end_that_is_cancelled_goes_on_when_it_is_called_again(after: i
         await cancelled(first.close(), after)
         await first.close()
         await first.close()
-        await second.let_go()
+        await works(second)
+        await second.close()
     assert not state.exists()
     assert leftovers(state) == []
 
