@@ -200,6 +200,13 @@ async def shell(box: Connection, script: str, **options: object) -> Outcome:
     return await execute(box, Command(argv=(b"sh", b"-c", script.encode()), **options))  # type: ignore[arg-type]
 
 
+async def output(box: Connection, script: str) -> str:
+    """What a script prints, which must end well."""
+    done = await shell(box, script)
+    assert done.code == 0, done.stderr
+    return done.stdout.decode()
+
+
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:
     for piece in data:
         yield piece

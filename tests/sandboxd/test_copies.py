@@ -16,11 +16,11 @@ from sandboxd.backends.namespace import NamespaceBackend, NamespaceOptions
 from sandboxd.errors import SandboxLost, StartFailed
 from sandboxd.images.store import ImageError, ImageStore
 from sandboxd.types import Command, Limits, Template
-from tests.sandboxd.backend_kit import execute
+from tests.sandboxd.backend_kit import execute, output
 
 from .copies_kit import stopped_copies
 from .namespace_kit import inhabited
-from .test_forks import output, until
+from .test_forks import until
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from sandboxd.images.store import ImageStore
 from sandboxd.leases import Lease
 from sandboxd.starting import RetryPolicy
 from sandboxd.types import Template
-from tests.sandboxd.backend_kit import Case, shell
+from tests.sandboxd.backend_kit import Case, output
 from tests.sandboxd.conftest import LASTING, settle
 from tests.sandboxd.namespace_kit import inhabited
 
@@ -35,12 +35,6 @@ async def until(there: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not there():
             await asyncio.sleep(0)
-
-
-async def output(box: Connection, script: str) -> str:
-    done = await shell(box, script)
-    assert done.code == 0, done.stderr
-    return done.stdout.decode()
 
 
 @contextlib.asynccontextmanager

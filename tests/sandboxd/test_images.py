@@ -22,7 +22,7 @@ from sandboxd.errors import StartFailed
 from sandboxd.images.importing import import_image
 from sandboxd.images.store import ImageError, ImageNotFound, ImageStore
 from sandboxd.types import Limits, Template
-from tests.sandboxd.backend_kit import shell
+from tests.sandboxd.backend_kit import output, shell
 from tests.sandboxd.image_kit import (
     assert_untouched,
     directory,
@@ -70,12 +70,6 @@ async def sandbox(backend: NamespaceBackend, image: str, name: str = "one") -> A
     finally:
         await connection.close()
         await backend.destroy(name)
-
-
-async def output(box: Connection, script: str) -> str:
-    done = await shell(box, script)
-    assert done.code == 0, done.stderr
-    return done.stdout.decode()
 
 
 async def test_a_root_file_system_is_all_that_its_sandbox_sees(
