@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,18 @@ from sandboxd.types import Command, Limits, Template
 from tests.sandboxd.backend_kit import execute, output
 
 from .copies_kit import stopped_copies
-from .namespace_kit import inhabited
+from .namespace_kit import inhabited, opened
 from .test_forks import until
 
 pytestmark = pytest.mark.anyio
+
+
+@contextlib.asynccontextmanager
+async def with_store(tmp_path: Path) -> AsyncIterator[tuple[NamespaceBackend, ImageStore]]:
+    store = ImageStore(tmp_path / "images")
+    store.open()
+    async with opened(tmp_path / "state", NamespaceOptions(images_dir=store.root)) as backend:
+        yield backend, store
 
 
 async def test_all_that_a_file_system_can_hold_is_copied(backend: NamespaceBackend, tmp_path: Path) -> None:
@@ -121,11 +129,7 @@ print(open("file").read(), os.listdir("."))
 
 async def test_a_tree_of_any_depth_is_copied(tmp_path: Path) -> None:
     """Not what the sandbox has nested, however deep, makes a fork of it fail."""
-    store = ImageStore(tmp_path / "images")
-    store.open()
-    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
-    await backend.open()
-    try:
+    async with with_store(tmp_path) as (backend, store):
         template = Template("t")
         source = await backend.create("source", template)
         await output(source, f"python3 -c '{NEST}'")
@@ -137,8 +141,6 @@ async def test_a_tree_of_any_depth_is_copied(tmp_path: Path) -> None:
             await backend.destroy(name)
         await backend.prune("b")
         assert inhabited(tmp_path / "state") == []
-    finally:
-        await backend.close()
     store.forget("t")
     assert store.collect() == 1
 
@@ -216,11 +218,7 @@ async def test_a_copy_that_is_given_up_leaves_nothing(backend: NamespaceBackend,
 
 
 async def test_a_broken_off_snapshot_is_swept(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path / "images")
-    store.open()
-    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
-    await backend.open()
-    try:
+    async with with_store(tmp_path) as (backend, store):
         template = Template("t")
         source = await backend.create("source", template)
         await output(source, "head -c 50000000 /dev/urandom > large")
@@ -232,16 +230,10 @@ async def test_a_broken_off_snapshot_is_swept(tmp_path: Path) -> None:
         assert list((store.root / "partial").iterdir()) == []
         assert store.names() == {}
         assert await backend.snapshot("source", template, "t") == 50_000_000
-    finally:
-        await backend.close()
 
 
 async def test_a_snapshot_that_is_broken_off_after_a_layer_leaves_none(tmp_path: Path) -> None:
-    store = ImageStore(tmp_path / "images")
-    store.open()
-    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
-    await backend.open()
-    try:
+    async with with_store(tmp_path) as (backend, store):
         template = Template("t")
         source = await backend.create("source", template)
         await output(source, "echo first > first")
@@ -256,8 +248,6 @@ async def test_a_snapshot_that_is_broken_off_after_a_layer_leaves_none(tmp_path:
             await asyncio.wait([snapshot])
         assert snapshot.cancelled()
         assert [*store.layers.iterdir(), *(store.root / "partial").iterdir()] == []
-    finally:
-        await backend.close()
 
 
 def locks() -> list[str]:
@@ -277,25 +267,16 @@ async def test_a_snapshot_cancelled_while_it_waits_for_the_store_holds_no_lock(
     tmp_path: Path,
 ) -> None:
     """Else no layer could be removed before the daemon ends."""
-    store = ImageStore(tmp_path / "images")
-    store.open()
-    backend = NamespaceBackend(tmp_path / "state", NamespaceOptions(images_dir=store.root))
-    await backend.open()
-    try:
+    async with with_store(tmp_path) as (backend, store):
         await backend.create("source", Template("t"))
         with (store.root / "importing").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             waits = f":{os.fstat(lock.fileno()).st_ino} "
             snapshot = asyncio.create_task(backend.snapshot("source", Template("t"), "t"))
-            locks = Path("/proc/locks")
-            await until(
-                lambda: any("->" in line and waits in line for line in locks.read_text().splitlines())
-            )
+            await until(lambda: any("->" in line and waits in line for line in locks()))
             snapshot.cancel()
         async with asyncio.timeout(20):
             await asyncio.wait([snapshot])
         assert snapshot.cancelled()
         # The thread that waited may have the lock for a moment.
         await until(lambda: collects(store))
-    finally:
-        await backend.close()
